@@ -179,8 +179,8 @@ class Embedded:
                 os.chown(path, self._account.uid, self._account.gid)
         if self._account is not None and not passable(path.parent):
             raise EmbeddedFailed(
-                f"the account {self._account.name}, which runs PostgreSQL for root, cannot reach {path}: choose "
-                "a folder outside private homes, such as one under /var/lib",
+                f"the account {self._account.name}, which runs PostgreSQL for root, cannot reach {path}: "
+                "choose a folder outside private homes, such as one under /var/lib",
                 path=path,
             )
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
