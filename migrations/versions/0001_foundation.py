@@ -1,0 +1,107 @@
+"""Jobs, lanes, dead letters, outbox, relay, inbox.
+
+Revision ID: pgqueue_0001
+Revises:
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from alembic import op
+
+revision = "pgqueue_0001"
+down_revision = None
+branch_labels = ("pgqueue",)
+depends_on = None
+
+# A statement ends at a semicolon outside of comments, strings, names and dollar quotes.
+_TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;""", re.DOTALL)
+
+_CREATE_SCHEMA = """\
+DO $$ BEGIN
+  IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'pgqueue') THEN
+    CREATE SCHEMA pgqueue;
+    COMMENT ON SCHEMA pgqueue IS 'made by the pgqueue migrations';
+  END IF;
+END $$;
+CREATE TABLE IF NOT EXISTS pgqueue.alembic_version (
+  version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num));
+"""
+_RECORD = """\
+DELETE FROM pgqueue.alembic_version WHERE version_num LIKE 'pgqueue@_%' ESCAPE '@';
+INSERT INTO pgqueue.alembic_version (version_num) VALUES ('pgqueue_0001');
+"""
+_FORGET = """\
+DO $$ BEGIN
+  DROP TABLE pgqueue.alembic_version;
+  IF pg_catalog.obj_description(pg_catalog.to_regnamespace('pgqueue'), 'pg_namespace') = 'made by the pgqueue migrations' THEN
+    BEGIN
+      DROP SCHEMA pgqueue;
+    EXCEPTION WHEN dependent_objects_still_exist THEN
+      RAISE NOTICE 'schema pgqueue holds objects of somebody else and stays';
+    END;
+  END IF;
+END $$;
+"""
+
+
+def upgrade() -> None:
+    if _guest():
+        _run(_CREATE_SCHEMA)
+        if _recorded():
+            return
+    _run(_text("0001_foundation.sql"))
+    if _guest():
+        _run(_RECORD)
+
+
+def downgrade() -> None:
+    if _guest() and not op.get_context().as_sql and not _recorded():
+        return
+    _run(_text("0001_foundation_down.sql"))
+    if _guest():
+        _run(_FORGET)
+
+
+def _text(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _guest() -> bool:
+    """Tell whether another project's Alembic runs this: its version table is then not the one workers read."""
+    return op.get_context().version_table_schema != "pgqueue"
+
+
+def _recorded() -> bool:
+    """Tell whether `pgqueue migrate` has run this revision already."""
+    context = op.get_context()
+    if context.as_sql or context.bind is None:
+        return False
+    rows = context.bind.exec_driver_sql(
+        "SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass('pgqueue.alembic_version')"
+    ).all()
+    if not rows:
+        return False
+    found = context.bind.exec_driver_sql("SELECT version_num FROM pgqueue.alembic_version").scalars()
+    return any(number.startswith("pgqueue_") and number >= revision for number in found)
+
+
+def _run(text: str) -> None:
+    """Run a script statement by statement, as asyncpg asks for, with every percent sign as it stands."""
+    context = op.get_context()
+    for statement in _statements(text):
+        if context.as_sql or context.bind is None:
+            context.impl.static_output(statement + ";\n")
+        else:
+            context.bind.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+
+def _statements(text: str) -> Iterator[str]:
+    start = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] == ";":
+            yield text[start : token.start()].strip()
+            start = token.end()
