@@ -28,7 +28,7 @@ def container(stack: ExitStack, version: str) -> str:
     """Start a PostgreSQL container and return its DSN."""
     try:
         from docker.errors import DockerException
-        from testcontainers.postgres import PostgresContainer
+        from testcontainers.community.postgres import PostgresContainer
     except ImportError as error:
         pytest.exit(f"{error}: install pgqueue-relay[test], or set PGQUEUE_TEST_DSN", returncode=3)
     try:
