@@ -24,7 +24,8 @@ DROP_SCHEMA = """\
 DO $$ BEGIN
   IF NOT EXISTS (SELECT FROM pgqueue.alembic_version) THEN
     DROP TABLE pgqueue.alembic_version;
-    IF pg_catalog.obj_description(pg_catalog.to_regnamespace('pgqueue'), 'pg_namespace') = 'made by the pgqueue migrations' THEN
+    IF pg_catalog.obj_description(pg_catalog.to_regnamespace('pgqueue'), 'pg_namespace')
+         = 'made by the pgqueue migrations' THEN
       BEGIN
         DROP SCHEMA pgqueue;
       EXCEPTION WHEN dependent_objects_still_exist THEN
@@ -38,9 +39,7 @@ END $$"""
 def online(connection: Connection) -> None:
     with connection.begin():
         connection.exec_driver_sql(CREATE_SCHEMA, execution_options={"no_parameters": True})
-    context.configure(
-        connection=connection, version_table_schema="pgqueue", transaction_per_migration=True
-    )
+    context.configure(connection=connection, version_table_schema="pgqueue", transaction_per_migration=True)
     with context.begin_transaction():
         context.run_migrations()
     if context.config.attributes.get("down"):

@@ -27,8 +27,8 @@ def resolve(dsn: str | None, environ: Mapping[str, str]) -> str:
     """Return the libpq DSN to use: `dsn`, else PGQUEUE_DSN, else DATABASE_URL, else "" (libpq reads PG*).
 
     URLs of SQLAlchemy (`postgresql+psycopg://`, `postgresql+asyncpg://`) become plain ones. `embedded:[path]`
-    is returned as it is: only an edge can start that server. Raises BadOption when nothing names a database or
-    the DSN cannot be read; no message shows a password.
+    is returned as it is: only an edge can start that server. Raises BadOption when nothing names a database
+    or the DSN cannot be read; no message shows a password.
     """
     for source, value in (
         ("--dsn", dsn),
@@ -41,7 +41,7 @@ def resolve(dsn: str | None, environ: Mapping[str, str]) -> str:
         return ""
     raise BadOption(
         "--dsn",
-        "no database is named; give --dsn, or set PGQUEUE_DSN, DATABASE_URL or libpq's PGHOST, PGDATABASE, PGUSER",
+        "no database is named; give --dsn, or set PGQUEUE_DSN, DATABASE_URL or libpq's PGHOST and PGDATABASE",
     )
 
 
@@ -67,7 +67,8 @@ def connect(dsn: str, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         options.setdefault("connect_timeout", given.get("connect_timeout", CONNECT_TIMEOUT_S))
         return psycopg.connect(dsn, **options)
     except psycopg.Error as error:
-        raise DatabaseUnreachable(mask(dsn) or "libpq's PG* variables", one_line(error)) from error
+        remedy = "check the DSN, that the server runs, and that the role may connect to that database"
+        raise DatabaseUnreachable(mask(dsn) or "libpq's PG*", f"{one_line(error)}; {remedy}") from error
 
 
 def one_line(error: BaseException) -> str:
@@ -82,7 +83,9 @@ def _readable(dsn: str, source: str) -> str:
         return dsn
     if url := _URL.match(dsn):
         if url["base"] not in ("postgresql", "postgres"):
-            raise BadOption(source, f"{mask(dsn)} is not a PostgreSQL URL; write postgresql://user@host:5432/name")
+            raise BadOption(
+                source, f"{mask(dsn)} is not a PostgreSQL URL; write postgresql://user@host:5432/name"
+            )
         if url["driver"]:
             dsn = _plain(dsn, source)
     try:

@@ -1,8 +1,8 @@
 """Which revision of the schema this code needs, and whether the database has it; without Alembic.
 
-A database that is newer than the code is refused, unless its newest migration says that it still serves this
-code: one that only adds leaves `COMMENT ON TABLE pgqueue.alembic_version IS 'serves code from <revision>'`, so
-that workers of the previous release can restart while a deployment is under way.
+A database that is newer than the code is refused, unless its newest migration says that it still serves
+this code: one that only adds leaves `COMMENT ON TABLE pgqueue.alembic_version IS 'serves code from
+<revision>'`, so that workers of the previous release can restart while a deployment is under way.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ INSERT INTO pgqueue.alembic_version (version_num) VALUES ('pgqueue_0001');
 _FORGET = """\
 DO $$ BEGIN
   DROP TABLE pgqueue.alembic_version;
-  IF pg_catalog.obj_description(pg_catalog.to_regnamespace('pgqueue'), 'pg_namespace') = 'made by the pgqueue migrations' THEN
+  IF pg_catalog.obj_description(pg_catalog.to_regnamespace('pgqueue'), 'pg_namespace')
+       = 'made by the pgqueue migrations' THEN
     BEGIN
       DROP SCHEMA pgqueue;
     EXCEPTION WHEN dependent_objects_still_exist THEN
@@ -71,7 +72,7 @@ def _text(name: str) -> str:
 
 
 def _guest() -> bool:
-    """Tell whether another project's Alembic runs this: its version table is then not the one workers read."""
+    """Tell whether another project's Alembic runs this: workers do not read its version table."""
     return op.get_context().version_table_schema != "pgqueue"
 
 
@@ -81,7 +82,7 @@ def _recorded() -> bool:
     if context.as_sql or context.bind is None:
         return False
     rows = context.bind.exec_driver_sql(
-        "SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass('pgqueue.alembic_version')"
+        "SELECT FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass('pgqueue.alembic_version')"
     ).all()
     if not rows:
         return False
