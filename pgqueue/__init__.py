@@ -1,1 +1,41 @@
+"""Jobs and events inside the business transaction, on Postgres alone."""
+
 from __future__ import annotations
+
+from pgqueue.app import App, JobType
+from pgqueue.backoff import Backoff
+from pgqueue.errors import (
+    BadOption,
+    BadPayload,
+    Cancelled,
+    ConfigError,
+    LeaseLost,
+    NotInTransaction,
+    Permanent,
+    PgqueueError,
+    QueueFull,
+    Retry,
+    Snooze,
+    UnknownJob,
+)
+from pgqueue.job import Job, JobRef
+
+__all__ = [
+    "App",
+    "BadOption",
+    "BadPayload",
+    "Backoff",
+    "Cancelled",
+    "ConfigError",
+    "Job",
+    "JobRef",
+    "JobType",
+    "LeaseLost",
+    "NotInTransaction",
+    "Permanent",
+    "PgqueueError",
+    "QueueFull",
+    "Retry",
+    "Snooze",
+    "UnknownJob",
+]

@@ -28,7 +28,7 @@ from pgqueue.errors import (
     SchemaTooNew,
     UnknownRevision,
 )
-from pgqueue.schema_version import REVISION, InstalledSchema, installed
+from pgqueue.schema_version import REVISION, InstalledSchema, installed, serves
 from pgqueue.statement import Statement, load, nothing, scalar, table
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def move(dsn: str, goal: str | None, *, down: bool, patience: Patience) -> None:
         if schema.revision == goal:
             return
         if schema.revision is not None and schema.revision not in known():
+            if serves(schema) and not down and goal == REVISION:
+                return
             raise SchemaTooNew(schema.revision, REVISION)
         if down and (schema.revision is None or (goal or "") > schema.revision):
             return

@@ -71,8 +71,13 @@ def require_schema(handle: Any) -> None:
         return
     if _OURS.fullmatch(schema.revision) and schema.revision < REVISION:
         raise SchemaOutdated(schema.revision, REVISION)
-    if schema.serves_from is None or schema.serves_from > REVISION:
+    if not serves(schema):
         raise SchemaTooNew(schema.revision, REVISION)
+
+
+def serves(schema: InstalledSchema) -> bool:
+    """Tell whether a schema that is newer than this code says that it still serves it."""
+    return schema.serves_from is not None and schema.serves_from <= REVISION
 
 
 def _version_table(rows: Sequence[Row]) -> _VersionTable:

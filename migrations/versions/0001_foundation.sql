@@ -1,0 +1,608 @@
+-- Jobs, lanes, dead letters, outbox, relay, inbox. One installation per database: schema pgqueue.
+--
+-- Reading order: a job is a row of `job` until it is done (deleted) or dead (moved to `dead_job`).
+-- Rules that the shape of `job` keeps, and why:
+--   * no column that a claim writes stands in an index or may be NULL before it: the claim is a HOT update;
+--   * a job has exactly one place: `pos` (in the queue) or `run_at` (waiting for its time);
+--   * `lease` is the fence of every later write; 0 means nobody holds the row;
+--   * key columns are COLLATE "C": immune to a change of the system's collation.
+
+CREATE SEQUENCE pgqueue.pos_seq;
+
+CREATE TABLE pgqueue.job_type (
+  name         text COLLATE "C" PRIMARY KEY CHECK (btrim(name) <> '' AND octet_length(name) <= 200),
+  queue        text COLLATE "C" CHECK (btrim(queue) <> '' AND octet_length(queue) <= 200),
+  priority     smallint CHECK (priority BETWEEN 0 AND 9),
+  max_attempts smallint CHECK (max_attempts > 0),
+  timeout_s    real CHECK (timeout_s > 0),
+  backoff      json,
+  slots        smallint CHECK (slots > 0),
+  paused       boolean NOT NULL DEFAULT false,
+  declared_at  timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE pgqueue.job_type IS 'Policy by job name; NULL = the built-in default. Written by workers at start and by pgqueue sync.';
+
+CREATE TABLE pgqueue.queue (
+  name       text COLLATE "C" PRIMARY KEY CHECK (btrim(name) <> '' AND octet_length(name) <= 200),
+  paused     boolean NOT NULL DEFAULT false,
+  max_depth  bigint,
+  max_age_s  double precision,
+  rate_per_s real,
+  burst      real,
+  tat        timestamptz
+);
+COMMENT ON TABLE pgqueue.queue IS 'Settings of a queue; a queue without a row has the defaults.';
+
+CREATE TABLE pgqueue.job (
+  id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  pos             bigint DEFAULT nextval('pgqueue.pos_seq'),
+  lease           bigint NOT NULL DEFAULT 0,
+  deadline        timestamptz NOT NULL DEFAULT '-infinity',
+  enqueued_at     timestamptz NOT NULL DEFAULT now(),
+  run_at          timestamptz,
+  ready_at        timestamptz,
+  claimed_at      timestamptz NOT NULL DEFAULT '-infinity',
+  expires_at      timestamptz,
+  timeout_s       real CHECK (timeout_s > 0),
+  priority        smallint NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),
+  attempt         smallint NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+  lost            smallint NOT NULL DEFAULT 0,
+  max_attempts    smallint CHECK (max_attempts > 0),
+  queue           text COLLATE "C" NOT NULL DEFAULT 'default' CHECK (btrim(queue) <> '' AND octet_length(queue) <= 200),
+  name            text COLLATE "C" NOT NULL CHECK (btrim(name) <> '' AND octet_length(name) <= 200),
+  key             text COLLATE "C" CHECK (key <> '' AND octet_length(key) <= 512),
+  dedup_key       text COLLATE "C" CHECK (dedup_key <> '' AND octet_length(dedup_key) <= 512),
+  idempotency_key text COLLATE "C" CHECK (idempotency_key <> '' AND octet_length(idempotency_key) <= 512),
+  backoff         json,
+  headers         json,
+  payload         json NOT NULL DEFAULT 'null',
+  CONSTRAINT job_place CHECK (num_nonnulls(pos, run_at) = 1),
+  CONSTRAINT job_run_at CHECK (isfinite(run_at)),
+  CONSTRAINT job_lease CHECK ((lease = 0) = (deadline = '-infinity'))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+        autovacuum_vacuum_insert_threshold = -1, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+CREATE INDEX job_ready ON pgqueue.job (queue, priority, pos) WHERE pos IS NOT NULL AND key IS NULL;
+CREATE INDEX job_due ON pgqueue.job (run_at) WHERE run_at IS NOT NULL;
+CREATE INDEX job_lane ON pgqueue.job (queue, key, id) WHERE pos IS NOT NULL AND key IS NOT NULL;
+CREATE INDEX job_route ON pgqueue.job (queue, pos) WHERE pos IS NOT NULL AND key IS NOT NULL;
+COMMENT ON TABLE pgqueue.job IS 'Live jobs only. A finished job is deleted, a failed one moves to dead_job.';
+
+CREATE TABLE pgqueue.lane (
+  queue     text COLLATE "C" NOT NULL,
+  key       text COLLATE "C" NOT NULL,
+  slot      smallint NOT NULL DEFAULT 0,
+  pos       bigint NOT NULL DEFAULT nextval('pgqueue.pos_seq'),
+  lease     bigint NOT NULL DEFAULT 0,
+  deadline  timestamptz NOT NULL DEFAULT '-infinity',
+  priority  smallint NOT NULL,
+  head_name text COLLATE "C" NOT NULL,
+  lost      smallint NOT NULL DEFAULT 0,
+  PRIMARY KEY (queue, key, slot)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+CREATE INDEX lane_ready ON pgqueue.lane (queue, priority, pos);
+COMMENT ON TABLE pgqueue.lane IS 'The row that serialises one ordering key of one queue; lease and deadline as on a job.';
+
+CREATE TABLE pgqueue.dedup (
+  queue  text COLLATE "C" NOT NULL,
+  key    text COLLATE "C" NOT NULL,
+  job_id bigint NOT NULL,
+  until  timestamptz,
+  PRIMARY KEY (queue, key)
+) WITH (fillfactor = 80);
+COMMENT ON COLUMN pgqueue.dedup.until IS 'End of the window; NULL = the key is taken as long as the job lives.';
+
+CREATE TABLE pgqueue.effect (
+  name       text COLLATE "C" NOT NULL,
+  key        text COLLATE "C" NOT NULL,
+  job_id     bigint NOT NULL,
+  lease      bigint NOT NULL,
+  applied_at timestamptz,
+  PRIMARY KEY (name, key)
+) WITH (fillfactor = 70);
+CREATE INDEX effect_applied ON pgqueue.effect (applied_at) WHERE applied_at IS NOT NULL;
+COMMENT ON TABLE pgqueue.effect IS 'The idempotency ledger: which (job name, idempotency key) has been applied.';
+
+CREATE TABLE pgqueue.worker (
+  nonce       bigint PRIMARY KEY,
+  host        text NOT NULL,
+  pid         int NOT NULL,
+  version     text NOT NULL,
+  queues      text[] NOT NULL,
+  names       text[] NOT NULL,
+  concurrency int NOT NULL,
+  in_flight   int NOT NULL DEFAULT 0,
+  draining    boolean NOT NULL DEFAULT false,
+  started_at  timestamptz NOT NULL DEFAULT now(),
+  beat_at     timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+COMMENT ON COLUMN pgqueue.worker.nonce IS 'Upper half of every lease this process start hands out.';
+
+CREATE TABLE pgqueue.job_signal (
+  job_id  bigint PRIMARY KEY,
+  signal  text NOT NULL DEFAULT 'cancel' CHECK (signal = 'cancel'),
+  sent_at timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE pgqueue.attempt_log (
+  job_id     bigint NOT NULL,
+  attempt    smallint NOT NULL,
+  outcome    text NOT NULL CHECK (outcome IN ('retry', 'lost', 'timeout', 'dead')),
+  lease      bigint NOT NULL,
+  started_at timestamptz,
+  at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+  worker     text,
+  error_type text,
+  error      text,
+  traceback  text
+);
+CREATE INDEX attempt_log_job ON pgqueue.attempt_log (job_id, at);
+COMMENT ON TABLE pgqueue.attempt_log IS 'One row per unsuccessful attempt of a live job; moves along with the dead letter.';
+
+CREATE TABLE pgqueue.dead_job (
+  id               bigint PRIMARY KEY,
+  queue            text COLLATE "C" NOT NULL,
+  name             text COLLATE "C" NOT NULL,
+  priority         smallint NOT NULL,
+  key              text COLLATE "C",
+  dedup_key        text COLLATE "C",
+  idempotency_key  text COLLATE "C",
+  attempt          smallint NOT NULL,
+  lost             smallint NOT NULL,
+  max_attempts     smallint,
+  timeout_s        real,
+  backoff          json,
+  headers          json,
+  payload          json NOT NULL,
+  enqueued_at      timestamptz NOT NULL,
+  expires_at       timestamptz,
+  first_attempt_at timestamptz,
+  last_attempt_at  timestamptz,
+  died_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+  reason           text NOT NULL CHECK (reason IN ('exhausted', 'permanent', 'worker lost', 'undecodable', 'timeout', 'expired', 'cancelled')),
+  error_type       text,
+  error            text,
+  traceback        text,
+  worker           text,
+  trace_id         text,
+  attempts         json NOT NULL DEFAULT '[]'
+);
+CREATE INDEX dead_job_at ON pgqueue.dead_job (died_at, id);
+CREATE INDEX dead_job_error ON pgqueue.dead_job (error_type, died_at);
+CREATE INDEX dead_job_lane ON pgqueue.dead_job (queue, key) WHERE key IS NOT NULL;
+
+CREATE TABLE pgqueue.tally (
+  at      timestamptz NOT NULL DEFAULT now(),
+  queue   text COLLATE "C" NOT NULL,
+  name    text COLLATE "C" NOT NULL,
+  outcome text COLLATE "C" NOT NULL,
+  n       int NOT NULL,
+  wait_s  double precision NOT NULL DEFAULT 0
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE pgqueue.tally_minute (
+  minute  timestamptz NOT NULL,
+  queue   text COLLATE "C" NOT NULL,
+  name    text COLLATE "C" NOT NULL,
+  outcome text COLLATE "C" NOT NULL,
+  n       bigint NOT NULL,
+  wait_s  double precision NOT NULL DEFAULT 0,
+  PRIMARY KEY (minute, queue, name, outcome)
+);
+COMMENT ON TABLE pgqueue.tally IS 'Counters, appended once per batch in the transaction that finishes it, folded into tally_minute.';
+
+CREATE TABLE pgqueue.depth_sample (
+  queue          text COLLATE "C" PRIMARY KEY,
+  at             timestamptz NOT NULL,
+  ready          bigint NOT NULL,
+  delayed        bigint NOT NULL,
+  in_flight      bigint NOT NULL,
+  blocked        bigint NOT NULL,
+  oldest_ready_s double precision NOT NULL,
+  capped         boolean NOT NULL
+) WITH (fillfactor = 50);
+
+-- Wake-up. An idle worker of a queue stores "idle until" (ms since 1970) in the sequence of the queue's bucket;
+-- an insert notifies the bucket's channel only while somebody idles, because NOTIFY takes a database-wide lock
+-- at commit. Reading a sequence is free of locks and of rows.
+CREATE FUNCTION pgqueue.bucket(queue text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS
+$$ SELECT pg_catalog.lpad((pg_catalog.hashtextextended(queue, 0) OPERATOR(pg_catalog.&) 63)::pg_catalog.text, 2, '0') $$;
+
+DO $$ BEGIN
+  FOR i IN 0..63 LOOP
+    EXECUTE pg_catalog.format('CREATE SEQUENCE pgqueue.idle_%s MINVALUE 0 START 0', pg_catalog.lpad(i::text, 2, '0'));
+    EXECUTE pg_catalog.format('GRANT SELECT ON SEQUENCE pgqueue.idle_%s TO PUBLIC', pg_catalog.lpad(i::text, 2, '0'));
+  END LOOP;
+END $$;
+
+CREATE FUNCTION pgqueue.job_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF pg_catalog.pg_sequence_last_value(('pgqueue.idle_' || pgqueue.bucket(NEW.queue))::pg_catalog.regclass)
+       > extract(epoch FROM pg_catalog.clock_timestamp()) * 1000
+     AND pg_catalog.current_setting('pgqueue.notify', true) IS DISTINCT FROM 'off' THEN
+    PERFORM pg_catalog.pg_notify('pgqueue_' || pgqueue.bucket(NEW.queue), '');
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER job_wake AFTER INSERT ON pgqueue.job FOR EACH ROW WHEN (NEW.run_at IS NULL) EXECUTE FUNCTION pgqueue.job_wake();
+
+-- Enqueue. The only writer of job rows that fills in policy: every producer, whatever its language, writes the same row.
+CREATE FUNCTION pgqueue.enqueue_many(
+  name text, payloads json,
+  queue text DEFAULT NULL, priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
+  keys text[] DEFAULT NULL, dedup_keys text[] DEFAULT NULL, dedup_window interval DEFAULT '1 hour', dedup_live boolean DEFAULT false,
+  idempotency_keys text[] DEFAULT NULL, max_attempts int DEFAULT NULL, timeout_s real DEFAULT NULL, backoff json DEFAULT NULL,
+  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL)
+RETURNS TABLE (id bigint, created boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  kind    record;
+  to_q    text;
+  to_prio smallint;
+  due     timestamptz := coalesce(enqueue_many.run_at, clock_timestamp() + enqueue_many.delay);
+  size    int;
+  r       record;
+  jid     bigint;
+  got     bigint;
+BEGIN
+  IF enqueue_many.name IS NULL OR btrim(enqueue_many.name) = '' THEN
+    RAISE EXCEPTION 'a job needs a name' USING ERRCODE = '22023';
+  END IF;
+  IF json_typeof(payloads) IS DISTINCT FROM 'array' THEN
+    RAISE EXCEPTION 'payloads of job % must be a JSON array, one element per job', enqueue_many.name USING ERRCODE = '22023';
+  END IF;
+  IF enqueue_many.delay < interval '0' THEN
+    RAISE EXCEPTION 'delay of job % is negative: %', enqueue_many.name, delay USING ERRCODE = '22023';
+  END IF;
+  IF enqueue_many.priority NOT BETWEEN 0 AND 9 THEN
+    RAISE EXCEPTION 'priority of job % is %, not 0 to 9 (lower runs first)', enqueue_many.name, enqueue_many.priority USING ERRCODE = '22023';
+  END IF;
+  IF dedup_keys IS NOT NULL AND NOT dedup_live AND dedup_window <= interval '0' THEN
+    RAISE EXCEPTION 'dedup_window of job % must be positive', enqueue_many.name USING ERRCODE = '22023';
+  END IF;
+  IF payloads::text ~ '\\u(0000|[dD][89a-fA-F])' THEN
+    PERFORM payloads::jsonb; -- refuses NUL and lone surrogates, which no handler could read
+  END IF;
+  IF octet_length(payloads::text) > 1048576 THEN
+    SELECT max(octet_length(e.value::text)) INTO size FROM json_array_elements(payloads) e;
+    IF size > 1048576 THEN
+      RAISE EXCEPTION 'payload of job % has % bytes, more than 1048576: store it elsewhere and enqueue a reference', enqueue_many.name, size USING ERRCODE = '54000';
+    END IF;
+  END IF;
+  IF due <= clock_timestamp() THEN
+    due := NULL;
+  END IF;
+
+  SELECT t.queue, t.priority, t.slots INTO kind FROM pgqueue.job_type t WHERE t.name = enqueue_many.name;
+  to_q := coalesce(enqueue_many.queue, kind.queue, 'default');
+  to_prio := coalesce(enqueue_many.priority, kind.priority, 5);
+
+  IF dedup_keys IS NULL THEN
+    RETURN QUERY
+      INSERT INTO pgqueue.job AS j (name, queue, priority, pos, run_at, key, idempotency_key, max_attempts, timeout_s, backoff, expires_at, headers, payload)
+      SELECT enqueue_many.name, to_q, to_prio, CASE WHEN due IS NULL THEN nextval('pgqueue.pos_seq') END, due,
+             coalesce(p.key, CASE WHEN kind.slots IS NOT NULL THEN '@' || enqueue_many.name END), p.idem,
+             enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, enqueue_many.headers, p.value
+      FROM ROWS FROM (json_array_elements(payloads), unnest(keys), unnest(idempotency_keys)) WITH ORDINALITY p(value, key, idem, n)
+      WHERE p.value IS NOT NULL
+      ORDER BY p.n
+      RETURNING j.id, true;
+    RETURN;
+  END IF;
+
+  -- Keys in order, so that two bulk calls cannot deadlock. A key that is not free returns its job without a lock.
+  FOR r IN
+    SELECT p.* FROM ROWS FROM (json_array_elements(payloads), unnest(keys), unnest(idempotency_keys), unnest(dedup_keys)) WITH ORDINALITY p(value, key, idem, dedup, n)
+    WHERE p.value IS NOT NULL ORDER BY p.dedup COLLATE "C", p.n
+  LOOP
+    IF r.dedup IS NULL THEN
+      RAISE EXCEPTION 'job % lacks a dedup key at place %', enqueue_many.name, r.n USING ERRCODE = '22023';
+    END IF;
+    jid := nextval(pg_get_serial_sequence('pgqueue.job', 'id'));
+    created := NULL;
+    FOR turn IN 1..10 LOOP
+      SELECT d.job_id INTO got FROM pgqueue.dedup d
+      WHERE d.queue = to_q AND d.key = r.dedup
+        AND CASE WHEN d.until IS NULL THEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = d.job_id) ELSE d.until > clock_timestamp() END;
+      IF FOUND THEN
+        id := got; created := false;
+        EXIT;
+      END IF;
+      INSERT INTO pgqueue.dedup (queue, key, job_id, until)
+      VALUES (to_q, r.dedup, jid, CASE WHEN NOT dedup_live THEN clock_timestamp() + dedup_window END) ON CONFLICT DO NOTHING;
+      IF NOT FOUND THEN
+        UPDATE pgqueue.dedup d SET job_id = jid, until = CASE WHEN NOT dedup_live THEN clock_timestamp() + dedup_window END
+        WHERE d.queue = to_q AND d.key = r.dedup
+          AND CASE WHEN d.until IS NULL THEN NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = d.job_id) ELSE d.until <= clock_timestamp() END;
+        CONTINUE WHEN NOT FOUND;
+      END IF;
+      INSERT INTO pgqueue.job (id, name, queue, priority, pos, run_at, key, dedup_key, idempotency_key, max_attempts, timeout_s, backoff, expires_at, headers, payload)
+      OVERRIDING SYSTEM VALUE
+      VALUES (jid, enqueue_many.name, to_q, to_prio, CASE WHEN due IS NULL THEN nextval('pgqueue.pos_seq') END, due,
+              coalesce(r.key, CASE WHEN kind.slots IS NOT NULL THEN '@' || enqueue_many.name END), r.dedup, r.idem,
+              enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, enqueue_many.headers, r.value);
+      id := jid; created := true;
+      EXIT;
+    END LOOP;
+    IF created IS NULL THEN
+      RAISE EXCEPTION 'dedup key % of queue % changed hands ten times', r.dedup, to_q USING ERRCODE = '55P03';
+    END IF;
+    RETURN NEXT;
+  END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.enqueue_many IS 'Enqueue one job per element of payloads in the current transaction; ids in the order of payloads (of dedup keys where these are given).';
+
+CREATE FUNCTION pgqueue.enqueue(
+  name text, payload json DEFAULT 'null',
+  queue text DEFAULT NULL, priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
+  key text DEFAULT NULL, dedup_key text DEFAULT NULL, dedup_window interval DEFAULT '1 hour', dedup_live boolean DEFAULT false,
+  idempotency_key text DEFAULT NULL, max_attempts int DEFAULT NULL, timeout_s real DEFAULT NULL, backoff json DEFAULT NULL,
+  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL)
+RETURNS bigint LANGUAGE sql AS $$
+  SELECT m.id FROM pgqueue.enqueue_many(name, json_build_array(payload), queue, priority, run_at, delay,
+    CASE WHEN key IS NOT NULL THEN ARRAY[key] END, CASE WHEN dedup_key IS NOT NULL THEN ARRAY[dedup_key] END, dedup_window, dedup_live,
+    CASE WHEN idempotency_key IS NOT NULL THEN ARRAY[idempotency_key] END, max_attempts, timeout_s, backoff, expires_at, headers) m
+$$;
+COMMENT ON FUNCTION pgqueue.enqueue IS 'Enqueue one job in the current transaction; returns its id (of the existing job where dedup_key is taken).';
+
+-- Lanes. The claim of keyed jobs: route makes sure that each key has its lane, lane_claim takes lanes and hands out
+-- the oldest jobs of each, lane_release gives lanes back. Lock and emptiness test are separate statements on purpose:
+-- one statement judges "no job left" on a snapshot older than its lock and loses jobs.
+CREATE FUNCTION pgqueue.route(queues text[], floors bigint[])
+RETURNS TABLE (ord int, examined int, last_pos bigint) LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
+DECLARE
+  ks text[]; ps smallint[]; ns text[]; have int;
+BEGIN
+  FOR i IN 1 .. cardinality(queues) LOOP
+    WITH s AS MATERIALIZED (
+      SELECT j.id, j.pos, j.key, j.priority, j.name FROM pgqueue.job j
+      WHERE j.queue = queues[i] AND j.pos > floors[i] AND j.key IS NOT NULL ORDER BY j.pos LIMIT 5000),
+    d AS (SELECT DISTINCT ON (s.key) s.key, s.priority, s.name FROM s ORDER BY s.key, s.id)
+    SELECT (SELECT count(*) FROM s), (SELECT max(s.pos) FROM s),
+           array_agg(d.key ORDER BY d.key), array_agg(d.priority ORDER BY d.key), array_agg(d.name ORDER BY d.key)
+    INTO examined, last_pos, ks, ps, ns FROM d;
+    ord := i;
+    RETURN NEXT;
+    CONTINUE WHEN ks IS NULL;
+    LOOP
+      WITH p AS MATERIALIZED (
+        SELECT 1 FROM pgqueue.lane l WHERE l.queue = queues[i] AND l.key = ANY (ks) AND l.slot = 0 ORDER BY l.key FOR KEY SHARE)
+      SELECT count(*) INTO have FROM p;
+      EXIT WHEN have = cardinality(ks);
+      INSERT INTO pgqueue.lane (queue, key, slot, priority, head_name)
+      SELECT queues[i], d.k, g, d.p, d.n FROM unnest(ks, ps, ns) d(k, p, n)
+      LEFT JOIN pgqueue.job_type t ON d.k = '@' || d.n AND t.name = d.n
+      CROSS JOIN generate_series(0, coalesce(t.slots, 1) - 1) g
+      WHERE NOT EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = queues[i] AND l.key = d.k AND l.slot = 0)
+      ORDER BY d.k, g ON CONFLICT DO NOTHING;
+    END LOOP;
+  END LOOP;
+END $$;
+
+CREATE FUNCTION pgqueue.lane_release(queues text[], keys text[], my_lease bigint, wait interval, keep_lost boolean DEFAULT false)
+RETURNS int LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
+DECLARE
+  n int; dq text[]; dk text[]; ds smallint[];
+BEGIN
+  WITH mine AS MATERIALIZED (
+    SELECT l.queue, l.key, l.slot FROM unnest(queues, keys) t(q, k)
+    CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l
+                        WHERE l.queue = t.q AND l.key = t.k AND l.lease = my_lease FOR NO KEY UPDATE SKIP LOCKED) l)
+  UPDATE pgqueue.lane l SET lease = 0, deadline = CASE WHEN wait = interval '0' THEN '-infinity' ELSE clock_timestamp() + wait END,
+    pos = nextval('pgqueue.pos_seq'), lost = CASE WHEN keep_lost THEN l.lost ELSE 0 END,
+    priority = coalesce(h.priority, l.priority), head_name = coalesce(h.name, l.head_name)
+  FROM mine LEFT JOIN LATERAL (SELECT j.priority, j.name FROM pgqueue.job j WHERE j.queue = mine.queue AND j.key = mine.key
+    AND j.pos IS NOT NULL AND j.lease = 0 ORDER BY j.id LIMIT 1) h ON true
+  WHERE l.queue = mine.queue AND l.key = mine.key AND l.slot = mine.slot;
+  GET DIAGNOSTICS n = ROW_COUNT;
+  SELECT array_agg(e.queue), array_agg(e.key), array_agg(e.slot) INTO dq, dk, ds FROM (
+    SELECT l.* FROM unnest(queues, keys) t(q, k)
+    CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.lease = 0
+      AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL)
+      FOR UPDATE SKIP LOCKED) l) e;
+  IF dq IS NOT NULL THEN
+    DELETE FROM pgqueue.lane l USING unnest(dq, dk, ds) d(q, k, s)
+    WHERE l.queue = d.q AND l.key = d.k AND l.slot = d.s
+      AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = d.q AND j.key = d.k AND j.pos IS NOT NULL);
+  END IF;
+  RETURN n;
+END $$;
+
+CREATE FUNCTION pgqueue.lane_claim(queues text[], prios smallint[], floors bigint[], names text[], k int, m int, new_lease bigint, vt interval)
+RETURNS TABLE (ord bigint, lane_pos bigint, id bigint, queue text, key text, name text, priority smallint, attempt smallint,
+               max_attempts smallint, timeout_s real, lost smallint, enqueued_at timestamptz, expires_at timestamptz,
+               idempotency_key text, backoff text, headers text, payload text)
+LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+  r record; took int; left_behind int; eq text[] := '{}'; ek text[] := '{}'; lim int;
+BEGIN
+  FOR r IN
+    WITH w AS MATERIALIZED (
+      SELECT v.o, x.* FROM unnest(lane_claim.queues, lane_claim.prios, lane_claim.floors) WITH ORDINALITY v(q, p, f, o)
+      CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot, l.pos, l.head_name FROM pgqueue.lane l
+        WHERE l.queue = v.q AND l.priority = v.p AND l.pos > v.f AND l.deadline <= statement_timestamp()
+        ORDER BY l.pos LIMIT 5000) x)
+    SELECT w.o, w.pos, y.* FROM w
+    CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot, l.lease, l.lost FROM pgqueue.lane l
+      WHERE l.queue = w.queue AND l.key = w.key AND l.slot = w.slot AND l.deadline <= statement_timestamp()
+      FOR NO KEY UPDATE SKIP LOCKED) y
+    WHERE w.head_name = ANY (lane_claim.names) LIMIT lane_claim.k
+  LOOP
+    lim := lane_claim.m;
+    IF r.lease <> 0 THEN -- take over: strip the last holder's stamps, or leave the lane if one of them is locked
+      WITH g AS MATERIALIZED (SELECT j.id FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL
+        AND j.lease = r.lease ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED),
+      s AS (UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = j.lost + (j.id = (SELECT min(g2.id) FROM g g2))::int FROM g WHERE j.id = g.id)
+      SELECT count(*) INTO took FROM g;
+      SELECT count(*) - took INTO left_behind FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = r.lease;
+      CONTINUE WHEN left_behind > 0;
+      lim := 1;
+    ELSIF r.lost > 0 THEN
+      lim := 1;
+    END IF;
+    UPDATE pgqueue.lane l SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, lost = l.lost + (r.lease <> 0)::int
+    WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
+    RETURN QUERY
+      WITH h AS MATERIALIZED (
+        SELECT z.id FROM (SELECT j.id, bool_and(j.name = ANY (lane_claim.names)) OVER (ORDER BY j.id) AS mine
+          FROM (SELECT j0.id, j0.name FROM pgqueue.job j0
+                WHERE j0.queue = r.queue AND j0.key = r.key AND j0.pos IS NOT NULL AND j0.lease = 0 ORDER BY j0.id LIMIT lim) j) z WHERE z.mine),
+      g AS MATERIALIZED (SELECT y.id FROM h CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = h.id AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y)
+      UPDATE pgqueue.job j SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, attempt = j.attempt + 1, claimed_at = statement_timestamp()
+      FROM g WHERE j.id = g.id
+        AND j.id < coalesce((SELECT min(h.id) FROM h WHERE NOT EXISTS (SELECT FROM g g2 WHERE g2.id = h.id)), 9223372036854775807)
+      RETURNING r.o, r.pos, j.id, j.queue, j.key, j.name, j.priority, j.attempt, j.max_attempts, j.timeout_s, j.lost, j.enqueued_at, j.expires_at,
+                j.idempotency_key, j.backoff::text, j.headers::text, j.payload::text;
+    GET DIAGNOSTICS took = ROW_COUNT;
+    IF took = 0 THEN
+      eq := eq || r.queue; ek := ek || r.key;
+    END IF;
+  END LOOP;
+  IF cardinality(eq) > 0 THEN
+    PERFORM pgqueue.lane_release(eq, ek, lane_claim.new_lease, interval '0', true);
+  END IF;
+END $$;
+
+-- Outbox, relay, inbox.
+CREATE TABLE pgqueue.outbox (
+  id                bigserial PRIMARY KEY,
+  aggregate_id      text COLLATE "C",
+  event_type        text NOT NULL CHECK (btrim(event_type) <> ''),
+  payload           jsonb NOT NULL,
+  created_at        timestamptz NOT NULL DEFAULT now(),
+  published_at      timestamptz,
+  aggregate_type    text,
+  aggregate_version bigint,
+  headers           jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(headers) = 'object'),
+  attempts          smallint NOT NULL DEFAULT 0,
+  next_attempt_at   timestamptz,
+  last_error        text,
+  parked_at         timestamptz,
+  part              smallint NOT NULL GENERATED ALWAYS AS
+    ((hashtextextended(coalesce(aggregate_id, id::text), 0) & 2147483647) % 64) STORED,
+  CONSTRAINT outbox_trouble_has_a_reason CHECK (last_error IS NOT NULL OR (parked_at IS NULL AND next_attempt_at IS NULL))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.2);
+CREATE INDEX outbox_pending ON pgqueue.outbox (part, id) WHERE published_at IS NULL AND parked_at IS NULL;
+CREATE INDEX outbox_trouble ON pgqueue.outbox (part, id)
+  WHERE published_at IS NULL AND last_error IS NOT NULL AND (parked_at IS NULL OR next_attempt_at IS NOT NULL);
+CREATE INDEX outbox_parked ON pgqueue.outbox (id) WHERE parked_at IS NOT NULL AND published_at IS NULL;
+COMMENT ON COLUMN pgqueue.outbox.next_attempt_at IS 'In the future: the whole aggregate waits.';
+COMMENT ON COLUMN pgqueue.outbox.parked_at IS 'Set: this row is not read.';
+COMMENT ON COLUMN pgqueue.outbox.attempts IS 'Rejections by the broker; a broker that is away spends none.';
+
+CREATE TABLE pgqueue.relay (
+  id          uuid PRIMARY KEY,
+  name        text NOT NULL,
+  started_at  timestamptz NOT NULL DEFAULT now(),
+  lease_until timestamptz NOT NULL
+) WITH (fillfactor = 50);
+CREATE TABLE pgqueue.relay_partition (part smallint PRIMARY KEY, owner uuid) WITH (fillfactor = 50);
+INSERT INTO pgqueue.relay_partition (part) SELECT generate_series(0, 63);
+COMMENT ON TABLE pgqueue.relay_partition IS 'Who publishes which partition: the only authority. Its row count is the partition count.';
+
+CREATE TABLE pgqueue.inbox (
+  consumer   text COLLATE "C" NOT NULL,
+  source     text COLLATE "C" NOT NULL,
+  key        text COLLATE "C" NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (consumer, source, key)
+);
+CREATE INDEX inbox_applied ON pgqueue.inbox USING brin (applied_at) WITH (pages_per_range = 16, autosummarize = on);
+CREATE TABLE pgqueue.inbox_version (
+  consumer     text COLLATE "C" NOT NULL,
+  source       text COLLATE "C" NOT NULL,
+  aggregate_id text COLLATE "C" NOT NULL,
+  version      bigint NOT NULL,
+  PRIMARY KEY (consumer, source, aggregate_id)
+) WITH (fillfactor = 70);
+
+CREATE SEQUENCE pgqueue.outbox_idle MINVALUE 0 START 0;
+GRANT SELECT ON SEQUENCE pgqueue.outbox_idle TO PUBLIC;
+CREATE FUNCTION pgqueue.outbox_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF pg_catalog.pg_sequence_last_value('pgqueue.outbox_idle'::pg_catalog.regclass) > extract(epoch FROM pg_catalog.clock_timestamp()) * 1000
+     AND pg_catalog.current_setting('pgqueue.notify', true) IS DISTINCT FROM 'off' THEN
+    PERFORM pg_catalog.pg_notify('pgqueue_outbox', '');
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER outbox_wake AFTER INSERT ON pgqueue.outbox FOR EACH ROW EXECUTE FUNCTION pgqueue.outbox_wake();
+
+-- Views: the documented way to look in. They run with the owner's rights, so a reader needs no table.
+CREATE VIEW pgqueue.queue_depth AS
+WITH s AS (
+  SELECT j.queue,
+    CASE WHEN j.lease <> 0 AND j.deadline > now() THEN 'in_flight'
+         WHEN j.run_at > now() OR (l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity') THEN 'delayed'
+         WHEN (j.key IS NOT NULL AND j.run_at IS NULL AND row_number() OVER (PARTITION BY j.queue, j.key, j.run_at IS NULL ORDER BY j.id) > coalesce(t.slots, 1))
+           OR q.paused OR t.paused OR l.deadline = 'infinity' THEN 'blocked'
+         ELSE 'ready' END AS state,
+    greatest(j.enqueued_at, j.ready_at, j.run_at, j.deadline, CASE WHEN l.lease = 0 THEN l.deadline END) AS ready_since
+  FROM pgqueue.job j
+  LEFT JOIN pgqueue.queue q ON q.name = j.queue
+  LEFT JOIN pgqueue.job_type t ON t.name = j.name
+  LEFT JOIN pgqueue.lane l ON j.key IS NOT NULL AND j.run_at IS NULL AND l.queue = j.queue AND l.key = j.key AND l.slot = 0)
+SELECT queue, count(*) FILTER (WHERE state = 'ready') AS ready, count(*) FILTER (WHERE state = 'delayed') AS delayed,
+       count(*) FILTER (WHERE state = 'in_flight') AS in_flight, count(*) FILTER (WHERE state = 'blocked') AS blocked,
+       coalesce(extract(epoch FROM now() - min(ready_since) FILTER (WHERE state = 'ready')), 0)::double precision AS oldest_ready_s
+FROM s GROUP BY queue;
+COMMENT ON VIEW pgqueue.queue_depth IS 'Exact depth of each queue that has jobs, by state; reads the live table (up to a second per million rows).';
+
+CREATE VIEW pgqueue.queue_gauge AS
+SELECT d.queue, d.ready, d.delayed, d.in_flight, d.blocked, d.oldest_ready_s, d.capped,
+       extract(epoch FROM now() - d.at)::double precision AS sampled_s_ago
+FROM pgqueue.depth_sample d;
+COMMENT ON VIEW pgqueue.queue_gauge IS 'Depth as sampled by one worker every few seconds: one row a queue, for machines.';
+
+CREATE VIEW pgqueue.dead_by_error AS
+SELECT d.error_type, d.reason, count(*) AS jobs, count(*) FILTER (WHERE d.died_at > now() - interval '10 min') AS last_10_min,
+       min(d.died_at) AS first_seen, max(d.died_at) AS last_seen,
+       array_agg(DISTINCT d.queue) AS queues, array_agg(DISTINCT d.name) AS names
+FROM pgqueue.dead_job d GROUP BY d.error_type, d.reason;
+
+CREATE VIEW pgqueue.workers AS
+SELECT w.nonce, w.host, w.pid, w.version, w.queues, w.names, w.concurrency, w.in_flight, w.draining, w.started_at, w.beat_at,
+       w.beat_at > now() - interval '30 s' AS alive
+FROM pgqueue.worker w;
+
+CREATE VIEW pgqueue.outbox_lag AS
+SELECT count(*) FILTER (WHERE o.parked_at IS NULL) AS pending, count(*) FILTER (WHERE o.parked_at IS NOT NULL) AS parked,
+       count(*) FILTER (WHERE o.next_attempt_at > now()) AS blocked_aggregates,
+       coalesce(extract(epoch FROM now() - min(o.created_at) FILTER (WHERE o.parked_at IS NULL)), 0)::double precision AS oldest_pending_s,
+       (SELECT count(*) FROM pgqueue.relay r WHERE r.lease_until > now()) AS relays,
+       (SELECT count(*) FROM pgqueue.relay_partition p WHERE NOT EXISTS
+          (SELECT FROM pgqueue.relay r WHERE r.id = p.owner AND r.lease_until > now())) AS orphan_partitions
+FROM pgqueue.outbox o WHERE o.published_at IS NULL;
+
+-- Rights by role: producer, worker, relay, reader. Called by the owner: SELECT pgqueue.grant_role('producer', 'shop').
+CREATE FUNCTION pgqueue.grant_role(kind text, role name) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  line text;
+  lines text[];
+BEGIN
+  lines := CASE kind
+    WHEN 'producer' THEN ARRAY[
+      'INSERT, SELECT (id) ON pgqueue.job', 'SELECT ON pgqueue.job_type', 'SELECT, INSERT, UPDATE ON pgqueue.dedup',
+      'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq', 'INSERT, SELECT (id) ON pgqueue.outbox',
+      'USAGE ON SEQUENCE pgqueue.outbox_id_seq', 'SELECT, INSERT ON pgqueue.inbox', 'SELECT, INSERT, UPDATE ON pgqueue.inbox_version',
+      'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue']
+    WHEN 'worker' THEN ARRAY[
+      'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue', 'USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA pgqueue']
+    WHEN 'relay' THEN ARRAY[
+      'SELECT, INSERT, UPDATE, DELETE ON pgqueue.outbox', 'SELECT, INSERT, UPDATE, DELETE ON pgqueue.relay',
+      'SELECT, UPDATE ON pgqueue.relay_partition', 'SELECT, DELETE ON pgqueue.inbox', 'USAGE, SELECT ON SEQUENCE pgqueue.outbox_id_seq',
+      'USAGE, SELECT, UPDATE ON SEQUENCE pgqueue.outbox_idle', 'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.alembic_version',
+      'INSERT, SELECT (id) ON pgqueue.job', 'SELECT ON pgqueue.job_type', 'SELECT, INSERT, UPDATE ON pgqueue.dedup',
+      'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq']
+    WHEN 'reader' THEN ARRAY[
+      'SELECT ON pgqueue.queue_depth', 'SELECT ON pgqueue.queue_gauge', 'SELECT ON pgqueue.dead_by_error', 'SELECT ON pgqueue.workers',
+      'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.tally_minute', 'SELECT ON pgqueue.alembic_version']
+  END;
+  IF lines IS NULL THEN
+    RAISE EXCEPTION 'kind of role is %, not producer, worker, relay or reader', kind USING ERRCODE = '22023';
+  END IF;
+  EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA pgqueue TO %I', role);
+  FOREACH line IN ARRAY lines LOOP
+    EXECUTE pg_catalog.format('GRANT %s TO %I', line, role);
+  END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.grant_role IS 'Grant a database role the rights of a producer, worker, relay or reader.';

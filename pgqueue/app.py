@@ -1,0 +1,252 @@
+"""The registry of an application: job name -> handler and policy. Building it does no I/O.
+
+    app = App()
+
+    @app.job("send-receipt", queue="mail", max_attempts=5)
+    def send_receipt(receipt: Receipt, job: Job) -> None: ...
+
+    send_receipt.enqueue(session, Receipt(order_id=1))
+
+A handler takes the payload as its first parameter (its annotation is the payload's type), and the context as
+the parameter annotated `Job`; both are optional. A job's name is explicit and stable: it stands in rows that
+outlive a deployment, so it is never derived from an import path.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pgqueue.backoff import Backoff, seconds
+from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
+from pgqueue.declare import Policy
+from pgqueue.enqueue import Options, as_seconds, check_name, check_range, declared, enqueue
+from pgqueue.errors import ConfigError, UnknownJob
+from pgqueue.job import Job, JobRef
+from pgqueue.payload import Codec
+
+P = TypeVar("P")
+F = TypeVar("F", bound=Callable[..., Any])
+Duration = float | timedelta
+
+DEFAULT_QUEUE = "default"
+DEFAULT_PRIORITY = 5
+DEFAULT_MAX_ATTEMPTS = 5
+DEFAULT_TIMEOUT = 600.0
+DEFAULT_BACKOFF = Backoff()
+
+
+class Prepared(Generic[P]):
+    """A job type together with the options for the jobs to enqueue."""
+
+    __slots__ = ("_codec", "_options", "name")
+
+    def __init__(self, name: str, codec: Codec, options: Options) -> None:
+        self.name = name
+        self._codec = codec
+        self._options = options
+
+    def using(self, **options: Any) -> Prepared[P]:
+        """Return a copy with other options (see `pgqueue.enqueue.Options`); raise BadOption at once for a bad one."""
+        return Prepared(self.name, self._codec, self._options.but(**options))
+
+    def enqueue(self, handle: Any, payload: P | None = None) -> JobRef:
+        """Enqueue one job in the transaction of `handle`.
+
+        Raises NotInTransaction on an autocommit handle, BadPayload or BadOption before anything is sent.
+        """
+        return self.enqueue_many(handle, (payload,))[0]
+
+    async def aenqueue(self, handle: Any, payload: P | None = None) -> JobRef:
+        """Enqueue one job in the transaction of an asynchronous handle."""
+        return (await self.aenqueue_many(handle, (payload,)))[0]
+
+    def enqueue_many(self, handle: Any, payloads: Iterable[P | None]) -> list[JobRef]:
+        """Enqueue one job per payload, in one statement; refs come back in the order of the payloads."""
+        values = list(payloads)
+        statement = enqueue(self.name, values, [self._codec.encode(v) for v in values], self._options)
+        require_transaction(handle)
+        return execute(handle, statement) if values else []
+
+    async def aenqueue_many(self, handle: Any, payloads: Iterable[P | None]) -> list[JobRef]:
+        """Enqueue one job per payload on an asynchronous handle."""
+        values = list(payloads)
+        statement = enqueue(self.name, values, [self._codec.encode(v) for v in values], self._options)
+        await require_transaction_async(handle)
+        return await execute_async(handle, statement) if values else []
+
+
+class JobType(Prepared[P]):
+    """A registered handler with its policy. Calling it calls the handler directly, without any queue."""
+
+    __slots__ = ("codec", "handler", "is_async", "is_process", "job_parameter", "payload_parameter", "policy")
+
+    def __init__(self, handler: Callable[..., Any], policy: Policy, *, process: bool) -> None:
+        payload, job, kind = _parameters(policy.name, handler)
+        self.codec = Codec(policy.name, kind)
+        super().__init__(policy.name, self.codec, Options())
+        self.handler = handler
+        self.policy = policy
+        self.is_async = inspect.iscoroutinefunction(handler)
+        self.is_process = process
+        self.payload_parameter = payload
+        self.job_parameter = job
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the handler itself."""
+        return self.handler(*args, **kwargs)
+
+    @property
+    def queue(self) -> str:
+        """The queue that jobs of this type go to by default."""
+        return self.policy.queue or DEFAULT_QUEUE
+
+    @property
+    def max_attempts(self) -> int:
+        """Executions in all, unless the job says otherwise."""
+        return self.policy.max_attempts or DEFAULT_MAX_ATTEMPTS
+
+    @property
+    def backoff(self) -> Backoff:
+        """The delay after a failure, unless the job says otherwise."""
+        return self.policy.backoff or DEFAULT_BACKOFF
+
+    @property
+    def timeout(self) -> float:
+        """Seconds an attempt may take, math.inf = no limit, unless the job says otherwise."""
+        return self.policy.timeout or DEFAULT_TIMEOUT
+
+
+class App:
+    """A set of job types and event subscriptions."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, JobType[Any]] = {}
+        self._events: dict[str, list[str]] = {}
+        self._declared: set[str] = set()
+        self._lock = threading.Lock()
+
+    def job(
+        self,
+        name: str,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        timeout: Duration | None = None,
+        process: bool = False,
+    ) -> Callable[[Callable[..., Any]], JobType[Any]]:
+        """Register the decorated function as the handler of `name`.
+
+        `priority` 0..9, lower runs first; `max_attempts` counts executions in all; `timeout` in seconds
+        (math.inf: none); `process=True` runs the handler in a child process: for CPU-heavy work and for code
+        that may crash or hold the interpreter lock. Such a handler is a plain `def` at the top of a module.
+        """
+        policy = _policy(name, queue, priority, max_attempts, backoff, timeout)
+
+        def register(handler: Callable[..., Any]) -> JobType[Any]:
+            if process and inspect.iscoroutinefunction(handler):
+                raise ConfigError(f"job {name!r}: process=True takes a plain function, not `async def`")
+            kind = JobType[Any](handler, policy, process=process)
+            with self._lock:
+                if name in self._types:
+                    raise ConfigError(f"job {name!r} is registered twice: {self._types[name].handler!r} and {handler!r}")
+                self._types[name] = kind
+            return kind
+
+        return register
+
+    def on_event(self, event_type: str, **policy: Any) -> Callable[[Callable[..., Any]], JobType[Any]]:
+        """Subscribe a handler to an outbox event type: the relay's `queue:` sink enqueues one job per subscriber.
+
+        Takes the keywords of `job`; the job's name is `<event type>/<function name>` unless `name=` gives one.
+        """
+        check_name("event_type", event_type)
+
+        def register(handler: Callable[..., Any]) -> JobType[Any]:
+            name = policy.pop("name", None) or f"{event_type}/{handler.__name__}"
+            kind = self.job(name, **policy)(handler)
+            self._events.setdefault(event_type, []).append(name)
+            return kind
+
+        return register
+
+    @property
+    def types(self) -> Mapping[str, JobType[Any]]:
+        """The registered job types by name."""
+        return dict(self._types)
+
+    def subscribers(self, event_type: str) -> Sequence[str]:
+        """Return the names of the jobs that an event of this type becomes."""
+        return tuple(self._events.get(event_type, ()))
+
+    def enqueue(self, handle: Any, name: str, payload: Any = None, **options: Any) -> JobRef:
+        """Enqueue a job by name, for producers that do not import its handler.
+
+        A name that is neither registered here nor declared in the database raises UnknownJob.
+        """
+        prepared = self._prepare(name, options)
+        require_transaction(handle)
+        if name not in self._types and name not in self._declared:
+            self._note(name, execute(handle, declared(name)))
+        return prepared.enqueue(handle, payload)
+
+    async def aenqueue(self, handle: Any, name: str, payload: Any = None, **options: Any) -> JobRef:
+        """Enqueue a job by name in the transaction of an asynchronous handle."""
+        prepared = self._prepare(name, options)
+        await require_transaction_async(handle)
+        if name not in self._types and name not in self._declared:
+            self._note(name, await execute_async(handle, declared(name)))
+        return await prepared.aenqueue(handle, payload)
+
+    def _prepare(self, name: str, options: Mapping[str, Any]) -> Prepared[Any]:
+        check_name("name", name)
+        kind = self._types.get(name)
+        return Prepared(name, kind.codec if kind else Codec(name), Options().but(**options))
+
+    def _note(self, name: str, known: bool) -> None:
+        if not known:
+            raise UnknownJob(name, tuple(sorted(self._types)))
+        self._declared.add(name)
+
+
+def _policy(
+    name: str, queue: str | None, priority: int | None, max_attempts: int | None, backoff: Backoff | None,
+    timeout: Duration | None,
+) -> Policy:  # fmt: skip
+    check_name("name", name)
+    check_name("queue", queue)
+    check_range("priority", priority, 0, 9, "lower runs first")
+    check_range("max_attempts", max_attempts, 1, 32_767)
+    limit = None if timeout is None else as_seconds(timeout)
+    if limit is not None and limit != float("inf"):
+        seconds("timeout", limit, zero=False)
+    return Policy(
+        name=name, queue=queue, priority=priority, max_attempts=max_attempts, backoff=backoff, timeout=limit
+    )
+
+
+def _parameters(name: str, handler: Callable[..., Any]) -> tuple[bool, str | None, Any]:
+    """Read a handler's signature: has it a payload, which parameter takes the Job, what is the payload's type."""
+    try:
+        hints = get_type_hints(handler)
+    except NameError as error:
+        raise ConfigError(
+            f"job {name!r}: annotation of its handler cannot be resolved ({error}); define payload types at module level"
+        ) from error
+    job = None
+    rest: list[str] = []
+    for parameter in inspect.signature(handler).parameters.values():
+        if hints.get(parameter.name) is Job or (parameter.name == "job" and parameter.name not in hints):
+            job = parameter.name
+        elif parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            rest.append(parameter.name)
+    if len(rest) > 1:
+        raise ConfigError(
+            f"job {name!r}: its handler takes {', '.join(rest)}; a handler takes one payload and, if it likes, a Job"
+        )
+    return bool(rest), job, hints.get(rest[0], Any) if rest else Any

@@ -1,0 +1,45 @@
+"""Declare: a job type's policy goes into the database, where every producer finds it.
+
+Each worker does it at start and `pgqueue sync` on demand; the last writer wins. Policy set for a single job at
+enqueue stays on its row and is not changed by a later declaration.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pgqueue.backoff import Backoff
+from pgqueue.statement import Statement, load, nothing
+
+_SQL = load("pgqueue", "declare")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The policy of a job type; None = the built-in default. `timeout` in seconds, math.inf = none."""
+
+    name: str
+    queue: str | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    backoff: Backoff | None = None
+    timeout: float | None = None
+
+
+def declare(policies: Iterable[Policy]) -> Statement[None]:
+    """Write or update the job types, in name order."""
+    types = [
+        {
+            "name": p.name,
+            "queue": p.queue,
+            "priority": p.priority,
+            "max_attempts": p.max_attempts,
+            "backoff": json.loads(p.backoff.to_json()) if p.backoff else None,
+            "timeout_s": "Infinity" if p.timeout == math.inf else p.timeout,
+        }
+        for p in policies
+    ]
+    return Statement(_SQL["declare"], {"types": json.dumps(types)}, nothing)

@@ -1,0 +1,188 @@
+"""Enqueue: job rows in the caller's transaction.
+
+The statement calls the SQL function `pgqueue.enqueue_many`, the same one that producers in other languages use,
+so that a row does not depend on who wrote it: what the caller left out comes from `job_type`, else from the
+built-in defaults. The rows appear exactly if the caller's transaction commits. Nothing is locked but, with
+`dedup_key`, the key's row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from pgqueue.backoff import Backoff, seconds
+from pgqueue.errors import BadOption
+from pgqueue.job import JobRef
+from pgqueue.statement import Row, Statement, load, scalar
+
+#: A key, or a function that takes it from each payload (needed by enqueue_many for keys that differ).
+Key = str | Callable[[Any], str]
+
+_SQL = load("pgqueue", "enqueue")
+_HOUR = timedelta(hours=1)
+_LONGEST_NAME = 200
+_LONGEST_KEY = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a caller can set for the jobs it enqueues; None = the job type's policy.
+
+    Durations are seconds or timedeltas. `run_after` is a delay (counted from the call) or a time zone aware
+    datetime. `dedup_window` is how long a dedup key stays taken, "live" = as long as its job lives.
+    `timeout=math.inf` switches the type's timeout off.
+    """
+
+    queue: str | None = None
+    priority: int | None = None
+    key: Key | None = None
+    run_after: float | timedelta | datetime | None = None
+    dedup_key: Key | None = None
+    dedup_window: float | timedelta | Literal["live"] = _HOUR
+    idempotency_key: Key | None = None
+    max_attempts: int | None = None
+    timeout: float | timedelta | None = None
+    backoff: Backoff | None = None
+    expires_at: datetime | None = None
+    headers: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_name("queue", self.queue)
+        check_range("priority", self.priority, 0, 9, "lower runs first")
+        check_range("max_attempts", self.max_attempts, 1, 32_767)
+        for option in ("key", "dedup_key", "idempotency_key"):
+            if isinstance(value := getattr(self, option), str):
+                check_key(option, value)
+        for option, when in (("run_after", self.run_after), ("expires_at", self.expires_at)):
+            if isinstance(when, datetime) and when.tzinfo is None:
+                raise BadOption(option, f"{when!r} has no time zone; use datetime.now(timezone.utc) or an aware datetime")
+        if self.run_after is not None and not isinstance(self.run_after, datetime):
+            seconds("run_after", as_seconds(self.run_after))
+        if self.dedup_window != "live":
+            seconds("dedup_window", as_seconds(self.dedup_window), zero=False)
+        if self.timeout is not None and as_seconds(self.timeout) != math.inf:
+            seconds("timeout", as_seconds(self.timeout), zero=False)
+        if self.headers is not None:
+            check_headers(self.headers)
+
+    def but(self, **changes: Any) -> Options:
+        """Return a copy with `changes`; raise BadOption for a name that is no option."""
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise BadOption(name, f"is no option of enqueue; options are {', '.join(sorted(known))}")
+        return Options(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
+
+
+def enqueue(name: str, values: Sequence[Any], texts: Sequence[str], options: Options) -> Statement[list[JobRef]]:
+    """Write one job per payload: `texts` are the JSON texts of `values`; refs come back in their order."""
+    run_after = options.run_after
+    dedup_keys = _keys("dedup_key", options.dedup_key, values)
+    params: dict[str, object] = {
+        "name": name,
+        "payloads": f"[{','.join(texts)}]",
+        "queue": options.queue,
+        "priority": options.priority,
+        "run_at": run_after if isinstance(run_after, datetime) else None,
+        "delay": None if run_after is None or isinstance(run_after, datetime) else _interval(run_after),
+        "keys": _keys("key", options.key, values),
+        "dedup_keys": dedup_keys,
+        "dedup_window": _HOUR if options.dedup_window == "live" else _interval(options.dedup_window),
+        "dedup_live": options.dedup_window == "live",
+        "idempotency_keys": _keys("idempotency_key", options.idempotency_key, values),
+        "max_attempts": options.max_attempts,
+        "timeout_s": None if options.timeout is None else as_seconds(options.timeout),
+        "backoff": options.backoff.to_json() if options.backoff else None,
+        "expires_at": options.expires_at,
+        "headers": msgspec.json.encode(options.headers).decode() if options.headers else None,
+    }
+    return Statement(_SQL["enqueue"], params, lambda rows: _refs(rows, dedup_keys))
+
+
+def declared(name: str) -> Statement[bool]:
+    """Tell whether a job type of that name is declared in the database."""
+    return Statement(_SQL["declared"], {"name": name}, scalar)
+
+
+def check_name(option: str, value: str | None) -> None:
+    """Refuse a queue or job name that is blank, longer than 200 bytes, or holds a NUL."""
+    if value is not None:
+        _check_text(option, value, _LONGEST_NAME)
+
+
+def check_key(option: str, value: str) -> None:
+    """Refuse a key that is blank, longer than 512 bytes, or holds a NUL."""
+    _check_text(option, value, _LONGEST_KEY)
+
+
+def check_range(option: str, value: int | None, low: int, high: int, hint: str = "") -> None:
+    """Refuse a whole number outside low..high."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high):
+        raise BadOption(option, f"{value!r} is not a whole number from {low} to {high}{f' ({hint})' if hint else ''}")
+
+
+def check_headers(headers: Mapping[str, Any]) -> None:
+    """Refuse headers that JSON or Postgres cannot hold."""
+    try:
+        text = json.dumps(dict(headers), allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise BadOption("headers", f"have no JSON form: {error}") from error
+    if "\\u0000" in text or not all(isinstance(k, str) for k in headers):
+        raise BadOption("headers", "keys must be strings, and no value may hold a NUL character")
+
+
+def as_seconds(value: float | timedelta) -> float:
+    """Return a duration in seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _check_text(option: str, value: str, longest: int) -> None:
+    if not isinstance(value, str):
+        raise BadOption(option, f"{value!r} is not a string")
+    if not value.strip():
+        raise BadOption(option, "is blank")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise BadOption(option, f"{value!r} is not valid Unicode") from error
+    if size > longest:
+        raise BadOption(option, f"has {size} bytes, more than {longest}: {value[:40]!r}...")
+    if "\0" in value:
+        raise BadOption(option, f"{value!r} holds a NUL character")
+
+
+def _interval(value: float | timedelta) -> timedelta:
+    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+
+
+def _keys(option: str, key: Key | None, values: Sequence[Any]) -> list[str] | None:
+    if key is None:
+        return None
+    if isinstance(key, str):
+        if option == "dedup_key" and len(values) > 1:
+            raise BadOption(option, "one dedup key for many jobs would keep only the first; give a function of the payload")
+        return [key] * len(values)
+    keys = [key(value) for value in values]
+    for k in keys:
+        check_key(option, k)
+    return keys
+
+
+def _refs(rows: Sequence[Row], dedup_keys: list[str] | None) -> list[JobRef]:
+    refs = [JobRef(row[0], row[1]) for row in rows]
+    if dedup_keys is None:
+        return refs
+    # The function works through the keys in order of their bytes, whatever the caller's order was.
+    order = sorted(range(len(refs)), key=lambda i: (dedup_keys[i].encode(), i))
+    answer: list[JobRef | None] = [None] * len(refs)
+    for place, ref in zip(order, refs, strict=True):
+        answer[place] = ref
+    return [ref for ref in answer if ref is not None]

@@ -1,0 +1,99 @@
+-- name: claim
+-- Up to n jobs in level order. A level is a (queue, priority) pair; each is read from its floor, at most 5,000 entries.
+-- Locks are taken in a second CTE, after the window; a plain IN (SELECT .. LIMIT ..) can be re-executed by a nested
+-- loop and update more than n rows. The last row (level 0) carries what this snapshot says beside the jobs.
+WITH w AS MATERIALIZED (
+  SELECT v.o, x.id, x.pos, x.name
+  FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[]) WITH ORDINALITY v(q, p, f, o)
+  CROSS JOIN LATERAL (
+    SELECT j.id, j.pos, j.name FROM pgqueue.job j
+    WHERE j.queue = v.q AND j.priority = v.p AND j.pos > v.f AND j.key IS NULL AND j.lease = 0 AND j.lost = 0
+    ORDER BY j.pos LIMIT 5000) x),
+c AS MATERIALIZED (
+  SELECT w.o, y.id FROM w
+  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = w.id AND j.pos = w.pos AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y
+  WHERE w.name = ANY (%(names)s::text[]) LIMIT %(n)s::int),
+u AS (
+  UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
+    attempt = j.attempt + 1, claimed_at = statement_timestamp()
+  FROM c WHERE j.id = c.id
+  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.attempt, j.enqueued_at::text,
+    CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers) > 0 THEN
+      json_build_object('idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
+        'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers)::text END,
+    j.payload::text)
+SELECT * FROM u
+UNION ALL
+SELECT 0, 0, 0, 0, '', 0::smallint, '',
+  CASE WHEN (SELECT count(*) FROM u) < %(n)s::int
+    THEN (SELECT json_object_agg(a.o, a.p)::text FROM (SELECT w.o, max(w.pos) AS p FROM w GROUP BY w.o HAVING count(*) = 5000) a) END,
+  (SELECT (bool_or(EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = r.q))
+        OR bool_or(EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.q AND j.pos > r.f AND j.key IS NOT NULL)))::int::text
+   FROM unnest(%(route_queues)s::text[], %(route_floors)s::bigint[]) r(q, f))
+
+-- name: suspects
+-- Jobs whose worker was lost (its lease ran out), by how often that has happened; only ever in a sweep. ceilings bound
+-- the scan: without them each sweep reads the waiting backlog.
+WITH c AS MATERIALIZED (
+  SELECT v.o, x.id FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(ceilings)s::bigint[]) WITH ORDINALITY v(q, p, f, o)
+  CROSS JOIN LATERAL (
+    SELECT j.id FROM pgqueue.job j
+    WHERE j.queue = v.q AND j.priority = v.p AND j.pos <= v.f AND j.key IS NULL AND (j.lease <> 0 OR j.lost > 0)
+      AND j.deadline <= statement_timestamp() AND j.lost BETWEEN %(low)s::int AND %(high)s::int AND j.name = ANY (%(names)s::text[])
+    ORDER BY j.pos LIMIT %(n)s::int FOR NO KEY UPDATE SKIP LOCKED) x
+  LIMIT %(n)s::int),
+u AS (
+  UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
+    attempt = j.attempt + 1, lost = j.lost + (j.lease <> 0)::int, claimed_at = statement_timestamp()
+  FROM c, LATERAL (SELECT o.lease, o.claimed_at FROM pgqueue.job o WHERE o.id = c.id) before WHERE j.id = c.id
+  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.attempt, j.enqueued_at::text,
+    json_build_object('lost', j.lost, 'idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
+      'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers)::text AS extra,
+    j.payload::text AS payload, before.lease AS before, before.claimed_at AS since),
+a AS (
+  INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, error_type, error, worker)
+  SELECT u.id, u.attempt - 1, 'lost', u.before, u.since, 'WorkerLost', 'the worker vanished: its lease ran out unrenewed',
+         (SELECT k.host || ':' || k.pid FROM pgqueue.worker k WHERE k.nonce = u.before >> 32)
+  FROM u WHERE u.before <> 0)
+SELECT u.o, u.pos, u.id, u.lease, u.name, u.attempt, u.enqueued_at, u.extra, u.payload FROM u
+
+-- name: suspects_alone
+-- Whether a job that was lost more than once waits to be run with nothing beside it.
+SELECT EXISTS (
+  SELECT FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(ceilings)s::bigint[]) v(q, p, f)
+  CROSS JOIN LATERAL (
+    SELECT FROM pgqueue.job j
+    WHERE j.queue = v.q AND j.priority = v.p AND j.pos <= v.f AND j.key IS NULL AND (j.lease <> 0 OR j.lost > 0)
+      AND j.deadline <= statement_timestamp() AND j.lost >= 1 AND j.name = ANY (%(names)s::text[]) LIMIT 1) x)
+
+-- name: route
+-- Make sure that each key seen above the floors has its lane; a transaction of its own, before the round.
+SELECT ord, examined, last_pos FROM pgqueue.route(%(queues)s::text[], %(floors)s::bigint[])
+
+-- name: lane_claim
+-- Take up to k lanes and hand out at most m jobs of each, oldest first.
+SELECT ord::int, lane_pos, id, %(lease)s::bigint, name, attempt, enqueued_at::text,
+  json_build_object('key', key, 'lost', lost, 'idempotency_key', idempotency_key, 'max_attempts', max_attempts, 'timeout_s', timeout_s::text,
+    'expired', expires_at <= statement_timestamp(), 'backoff', backoff::json, 'headers', headers::json)::text, payload
+FROM pgqueue.lane_claim(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[], %(names)s::text[],
+                        %(k)s::int, %(m)s::int, %(lease)s::bigint, %(visibility)s::interval)
+
+-- name: lane_release
+-- Give lanes back; a lane without a job is deleted. wait keeps it from being claimed for so long.
+SELECT pgqueue.lane_release(%(queues)s::text[], %(keys)s::text[], %(lease)s::bigint, %(wait)s::interval)
+
+-- name: horizon
+-- The observation behind every floor: last number drawn, then who still holds the sequence (the order matters).
+SELECT s.last_value, h.holders, extract(epoch FROM clock_timestamp() - statement_timestamp())::double precision AS cost
+FROM pgqueue.pos_seq s
+CROSS JOIN LATERAL (
+  SELECT coalesce(array_agg(DISTINCT l.virtualtransaction), '{}') AS holders FROM pg_catalog.pg_locks l
+  WHERE s.last_value IS NOT NULL AND l.locktype = 'relation' AND l.relation = 'pgqueue.pos_seq'::pg_catalog.regclass
+    AND l.mode = 'RowExclusiveLock' AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())) h
+
+-- name: paused
+-- Queues and names that are not to be claimed now.
+SELECT 'queue', q.name FROM pgqueue.queue q WHERE q.paused
+UNION ALL
+SELECT 'name', t.name FROM pgqueue.job_type t WHERE t.paused

@@ -1,0 +1,107 @@
+-- name: ack
+-- The jobs are done: delete them, count them. One row locked by somebody else blocks this one, so it runs under
+-- lock_timeout; ack_skip is the form that passes such rows. The answer is NULL unless some were not ours any more.
+WITH d AS (
+  DELETE FROM pgqueue.job j USING unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
+  WHERE j.id = x.id AND j.lease = x.lease
+  RETURNING j.id, j.queue, j.name, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+t AS (
+  INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
+  SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(d.id), '{}') END FROM d
+
+-- name: ack_skip
+-- As ack, passing rows that somebody else has locked.
+WITH l AS MATERIALIZED (
+  SELECT j.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
+  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY j.id),
+d AS (
+  DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
+  RETURNING j.id, j.queue, j.name, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+t AS (
+  INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
+  SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(d.id), '{}') END FROM d
+
+-- name: still_mine
+-- Which of these claims still stand: one that is missing here was lost, one that is listed was only locked.
+SELECT j.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
+JOIN pgqueue.job j ON j.id = x.id AND j.lease = x.lease
+
+-- name: retry
+-- Failed attempts that run again after wait. A keyed job keeps its place, its lane waits instead.
+WITH l AS MATERIALIZED (
+  SELECT x.*, j.claimed_at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, wait double precision, outcome text, error_type text, error text, traceback text)
+  CROSS JOIN LATERAL (SELECT j.id, j.claimed_at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id),
+r AS (
+  UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = 0,
+    pos = CASE WHEN j.key IS NOT NULL THEN j.pos END,
+    run_at = CASE WHEN j.key IS NULL THEN clock_timestamp() + l.wait * interval '1 s' END,
+    ready_at = clock_timestamp() + l.wait * interval '1 s'
+  FROM l WHERE j.id = l.id RETURNING j.id, j.attempt, j.queue, j.name),
+t AS (
+  INSERT INTO pgqueue.tally (queue, name, outcome, n)
+  SELECT r.queue, r.name, 'retry', count(*) FROM r GROUP BY r.queue, r.name),
+a AS (
+  INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, worker, error_type, error, traceback)
+  SELECT r.id, r.attempt, l.outcome, l.lease, l.claimed_at, %(worker)s::text, l.error_type, l.error, l.traceback FROM r JOIN l ON l.id = r.id),
+capped AS (
+  DELETE FROM pgqueue.attempt_log g USING r WHERE g.job_id = r.id AND g.attempt <= r.attempt - 50)
+SELECT r.id FROM r
+
+-- name: bury
+-- Jobs that cannot succeed: move them, with the log of their attempts, to the dead letters.
+WITH l AS MATERIALIZED (
+  SELECT x.* FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, reason text, error_type text, error text, traceback text)
+  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
+d AS (
+  DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.*, l.reason, l.error_type, l.error, l.traceback),
+a AS (
+  DELETE FROM pgqueue.attempt_log g USING d WHERE g.job_id = d.id RETURNING g.*),
+t AS (
+  INSERT INTO pgqueue.tally (queue, name, outcome, n) SELECT d.queue, d.name, 'dead', count(*) FROM d GROUP BY d.queue, d.name)
+INSERT INTO pgqueue.dead_job (id, queue, name, priority, key, dedup_key, idempotency_key, attempt, lost, max_attempts, timeout_s,
+  backoff, headers, payload, enqueued_at, expires_at, first_attempt_at, last_attempt_at, reason, error_type, error, traceback, worker, trace_id, attempts)
+SELECT d.id, d.queue, d.name, d.priority, d.key, d.dedup_key, d.idempotency_key, d.attempt, d.lost, d.max_attempts, d.timeout_s,
+  d.backoff, d.headers, d.payload, d.enqueued_at, d.expires_at,
+  least(nullif(d.claimed_at, '-infinity'), (SELECT min(a.started_at) FROM a WHERE a.job_id = d.id)), nullif(d.claimed_at, '-infinity'),
+  d.reason, d.error_type, d.error, d.traceback, %(worker)s::text,
+  coalesce(d.headers ->> 'trace_id', split_part(d.headers ->> 'traceparent', '-', 2)),
+  coalesce((SELECT json_agg(json_build_object('attempt', a.attempt, 'outcome', a.outcome, 'started_at', a.started_at, 'at', a.at,
+    'worker', a.worker, 'error_type', a.error_type, 'error', a.error, 'traceback', a.traceback) ORDER BY a.at) FROM a WHERE a.job_id = d.id), '[]')
+FROM d
+RETURNING id
+
+-- name: snooze
+-- Run again after wait; the attempt does not count. A keyed job keeps its place, its lane waits instead.
+WITH l AS MATERIALIZED (
+  SELECT x.* FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[], %(waits)s::double precision[]) x(id, lease, wait)
+  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id)
+UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1,
+  pos = CASE WHEN j.key IS NOT NULL THEN j.pos END,
+  run_at = CASE WHEN j.key IS NULL THEN clock_timestamp() + l.wait * interval '1 s' END,
+  ready_at = clock_timestamp() + l.wait * interval '1 s'
+FROM l WHERE j.id = l.id RETURNING j.id
+
+-- name: release
+-- Give jobs back unstarted or unfinished; the attempt does not count and the place is kept.
+WITH l AS MATERIALIZED (
+  SELECT x.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
+  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id)
+UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1 FROM l WHERE j.id = l.id RETURNING j.id
+
+-- name: drop
+-- Cancelled jobs: their rows and signals go.
+WITH l AS MATERIALIZED (
+  SELECT x.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
+  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
+d AS (DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.id, j.queue, j.name),
+s AS (DELETE FROM pgqueue.job_signal s USING d WHERE s.job_id = d.id),
+a AS (DELETE FROM pgqueue.attempt_log g USING d WHERE g.job_id = d.id),
+t AS (INSERT INTO pgqueue.tally (queue, name, outcome, n) SELECT d.queue, d.name, 'cancelled', count(*) FROM d GROUP BY d.queue, d.name)
+SELECT d.id FROM d
+
+-- name: nudge
+-- Tell the other workers of these queues that rows below their floors are ready again.
+SELECT pg_catalog.pg_notify(c.channel, 'below') FROM (
+  SELECT DISTINCT 'pgqueue_' || pgqueue.bucket(q) AS channel FROM unnest(%(queues)s::text[]) q) c
