@@ -125,9 +125,29 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip for want of a broker into a failure where every broker has to be there."""
     report = yield
-    if os.environ.get("PGQUEUE_CI") and report.skipped and isinstance(report.longrepr, tuple):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-        if reason.startswith(BROKER):
-            report.outcome = "failed"
-            report.longrepr = f"{item.nodeid}: {reason}"
+    reason = missing_broker(report)
+    if reason:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: {reason}"
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Do the same for a module that skips itself as a whole."""
+    report = yield
+    reason = missing_broker(report)
+    if reason:
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid}: {reason}"
+    return report
+
+
+def missing_broker(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    """Return the reason of a skip for want of a broker, where PGQUEUE_CI asks for all of them."""
+    if not (os.environ.get("PGQUEUE_CI") and report.skipped and isinstance(report.longrepr, tuple)):
+        return None
+    reason = report.longrepr[2].removeprefix("Skipped: ")
+    return reason if reason.startswith(BROKER) else None
