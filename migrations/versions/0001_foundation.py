@@ -81,10 +81,10 @@ def _recorded() -> bool:
     context = op.get_context()
     if context.as_sql or context.bind is None:
         return False
-    rows = context.bind.exec_driver_sql(
-        "SELECT FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass('pgqueue.alembic_version')"
-    ).all()
-    if not rows:
+    there = context.bind.exec_driver_sql(
+        "SELECT pg_catalog.to_regclass('pgqueue.alembic_version') IS NOT NULL"
+    )
+    if not there.scalar():
         return False
     found = context.bind.exec_driver_sql("SELECT version_num FROM pgqueue.alembic_version").scalars()
     return any(number.startswith("pgqueue_") and number >= revision for number in found)

@@ -9,12 +9,13 @@ DROP TABLE pgqueue.depth_sample, pgqueue.tally_minute, pgqueue.tally, pgqueue.de
   pgqueue.job_type;
 
 DROP FUNCTION pgqueue.grant_role, pgqueue.outbox_wake, pgqueue.lane_claim, pgqueue.lane_release, pgqueue.route,
-  pgqueue.enqueue, pgqueue.enqueue_many, pgqueue.job_wake, pgqueue.bucket;
+  pgqueue.enqueue, pgqueue.enqueue_many, pgqueue.my_turn, pgqueue.job_fill, pgqueue.job_wake, pgqueue.bucket;
 
 DO $$ BEGIN
   FOR i IN 0..63 LOOP
     EXECUTE pg_catalog.format('DROP SEQUENCE pgqueue.idle_%s', pg_catalog.lpad(i::text, 2, '0'));
+    EXECUTE pg_catalog.format('DROP SEQUENCE pgqueue.turn_%s', pg_catalog.lpad(i::text, 2, '0'));
   END LOOP;
 END $$;
 
-DROP SEQUENCE pgqueue.outbox_idle, pgqueue.pos_seq;
+DROP SEQUENCE pgqueue.outbox_idle, pgqueue.turn_prune, pgqueue.turn_promote, pgqueue.pos_seq;

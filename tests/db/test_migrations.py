@@ -141,8 +141,8 @@ def test_a_role_with_an_odd_search_path_isolation_and_timeouts_migrates_alike(
 ) -> None:
     odd = make_conninfo(
         empty_dsn,
-        options="-c search_path=nowhere -c default_transaction_isolation=serializable -c statement_timeout=1h "
-        "-c idle_in_transaction_session_timeout=1h",
+        options="-c search_path=nowhere -c default_transaction_isolation=serializable "
+        "-c statement_timeout=1h -c idle_in_transaction_session_timeout=1h",
     )
     migrate.upgrade(odd)
     assert catalog(empty_dsn) == catalog(dsn)
