@@ -7,9 +7,9 @@ no class is ever looked up by a name in a row.
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,49 +17,145 @@ import msgspec
 from pgqueue.errors import BadPayload, ConfigError
 
 LIMIT = 1024 * 1024
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_encode = msgspec.json.Encoder(decimal_format="string").encode
+NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _pydantic_to_builtins(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    raise TypeError(f"{type(value).__qualname__} is not a type that JSON has")
+
+
+def _pydantic_from_builtins(kind: Any, value: Any) -> Any:
+    try:
+        return kind.model_validate(value)
+    except ValueError as error:
+        raise ValueError(misfit(error)) from None
+
+
+_encode = msgspec.json.Encoder(decimal_format="string", enc_hook=_pydantic_to_builtins).encode
 
 
 class Codec:
-    """Encodes and decodes the payloads of one name; `kind` is the annotated type (Any: no check)."""
+    """Encodes and decodes the payloads of one name; `kind` is the annotated type (Any: no check).
 
-    __slots__ = ("decode", "kind", "name")
+    `takes_payload=False` is a handler without payload: it refuses one at enqueue, and decodes whatever a producer
+    in another language sent along.
+    """
+
+    __slots__ = ("decode", "kind", "name", "takes_payload")
 
     #: JSON text -> value of `kind`; raises ValueError (msgspec's and pydantic's errors are ValueErrors).
     decode: Callable[[str], Any]
 
-    def __init__(self, name: str, kind: Any = Any) -> None:
+    def __init__(self, name: str, kind: Any = Any, *, takes_payload: bool = True) -> None:
         self.name = name
-        self.kind = kind
+        self.kind = kind = Any if kind is object else kind
+        self.takes_payload = takes_payload
         if hasattr(kind, "model_validate_json"):
             self.decode = kind.model_validate_json
             return
         try:
-            self.decode = msgspec.json.Decoder(kind).decode
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"job {name!r}: payload type {kind!r} has no JSON form: {error}") from error
+            strange = next(_strange(msgspec.inspect.type_info(kind), set()), None)
+            self.decode = msgspec.json.Decoder(kind, dec_hook=_pydantic_from_builtins).decode
+        except (TypeError, ValueError, NameError) as error:
+            raise ConfigError(f"job {name!r}: payload type {_called(kind)} has no JSON form: {error}") from error
+        if strange is not None:
+            raise ConfigError(
+                f"job {name!r}: payload type {_called(kind)} has no JSON form, because of {_called(strange)}; use a "
+                "dataclass, msgspec Struct, TypedDict, pydantic model or plain JSON types"
+            )
 
     def encode(self, value: Any) -> str:
         """Return the JSON text of a payload; raise BadPayload if it does not fit the type, JSON or the limit."""
+        if not self.takes_payload and value is not None:
+            raise BadPayload(self.name, "was given, but the handler takes none; enqueue it without one")
         try:
-            if hasattr(value, "model_dump_json"):
-                data = value.model_dump_json().encode()
-            else:
-                data = _encode(value)
-                if b"null" in data:  # msgspec writes NaN and infinity as null; None is null too, so look closer
-                    json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False)
-        except (TypeError, ValueError, UnicodeError, RecursionError) as error:
+            data = _dump(value)
+        except UnicodeError as error:
+            raise BadPayload(self.name, _first_fault(value) or "holds text that is not valid Unicode") from error
+        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise BadPayload(self.name, f"has no JSON form: {error}") from error
+        # msgspec writes NaN and infinity as null, and as "nan" and "inf" in keys: all of them may also be honest.
+        if (b"null" in data or b'nan"' in data or b'inf"' in data) and (fault := _first_fault(value)):
+            raise BadPayload(self.name, fault)
         if len(data) > LIMIT:
             raise BadPayload(
                 self.name, f"has {len(data)} bytes, more than {LIMIT}: store it elsewhere and enqueue a reference"
             )
-        if b"\\u0000" in data and _NUL.search(data):
-            raise BadPayload(self.name, "contains a NUL character (\\u0000), which Postgres cannot store")
+        if b"\\u0000" in data and NUL.search(data):
+            raise BadPayload(self.name, _first_fault(value) or "holds a NUL character, which Postgres cannot store")
+        text = data.decode()
         if self.kind is not Any:
             try:
-                self.decode(data.decode())
+                self.decode(text)
             except ValueError as error:
-                raise BadPayload(self.name, f"does not fit {getattr(self.kind, '__name__', self.kind)}: {error}") from error
-        return data.decode()
+                raise BadPayload(self.name, f"does not fit {_called(self.kind)}: {misfit(error)}") from error
+        return text
+
+
+def misfit(error: ValueError) -> str:
+    """Say what a decoder found, and at which path; pydantic's own text would repeat the values."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{one['msg']} - at `{_path(one['loc'])}`" for one in found)
+
+
+def _dump(value: Any) -> bytes:
+    if hasattr(value, "model_dump_json"):
+        text: str = value.model_dump_json(by_alias=True, round_trip=True)
+        return text.encode()
+    return _encode(value)
+
+
+def _first_fault(value: Any) -> str | None:
+    """Name the first number or text that JSON in Postgres cannot hold, with its path."""
+    plain = value.model_dump(by_alias=True) if hasattr(value, "model_dump") else value
+    plain = msgspec.to_builtins(plain, enc_hook=_pydantic_to_builtins)
+    return next(_faults(plain, ()), None)
+
+
+def _faults(value: Any, path: tuple[str | int, ...]) -> Iterator[str]:
+    match value:
+        case float() if not math.isfinite(value):
+            yield f"holds {value}, which JSON cannot hold, at `{_path(path)}`"
+        case str() if "\0" in value:
+            yield f"holds a NUL character, which Postgres cannot store, at `{_path(path)}`"
+        case str() if _SURROGATE.search(value):
+            yield f"holds a lone surrogate, which is not valid Unicode, at `{_path(path)}`"
+        case dict():
+            for key, inner in value.items():
+                yield from _faults(key, (*path, ascii(key)[1:-1] if isinstance(key, str) else repr(key)))
+                yield from _faults(inner, (*path, str(key)))
+        case list() | tuple():
+            for place, inner in enumerate(value):
+                yield from _faults(inner, (*path, place))
+
+
+def _path(parts: tuple[str | int, ...]) -> str:
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+
+
+def _strange(info: Any, seen: set[int]) -> Iterator[Any]:
+    """Walk msgspec's picture of a type; give the classes that neither msgspec nor pydantic can read from JSON."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        if not hasattr(info.cls, "model_validate"):
+            yield info.cls
+    elif isinstance(info, msgspec.Struct):
+        for name in info.__struct_fields__:
+            yield from _strange(getattr(info, name), seen)
+    elif isinstance(info, tuple | list):
+        for inner in info:
+            yield from _strange(inner, seen)
+    elif isinstance(info, Mapping):
+        for inner in info.values():
+            yield from _strange(inner, seen)
+
+
+def _called(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)

@@ -44,11 +44,11 @@ CREATE TABLE pgqueue.job (
   claimed_at      timestamptz NOT NULL DEFAULT '-infinity',
   expires_at      timestamptz,
   timeout_s       real CHECK (timeout_s > 0),
-  priority        smallint NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),
+  priority        smallint NOT NULL CHECK (priority BETWEEN 0 AND 9),
   attempt         smallint NOT NULL DEFAULT 0 CHECK (attempt >= 0),
   lost            smallint NOT NULL DEFAULT 0,
   max_attempts    smallint CHECK (max_attempts > 0),
-  queue           text COLLATE "C" NOT NULL DEFAULT 'default' CHECK (btrim(queue) <> '' AND octet_length(queue) <= 200),
+  queue           text COLLATE "C" NOT NULL CHECK (btrim(queue) <> '' AND octet_length(queue) <= 200),
   name            text COLLATE "C" NOT NULL CHECK (btrim(name) <> '' AND octet_length(name) <= 200),
   key             text COLLATE "C" CHECK (key <> '' AND octet_length(key) <= 512),
   dedup_key       text COLLATE "C" CHECK (dedup_key <> '' AND octet_length(dedup_key) <= 512),
@@ -224,6 +224,55 @@ BEGIN
 END $$;
 CREATE TRIGGER job_wake AFTER INSERT ON pgqueue.job FOR EACH ROW WHEN (NEW.run_at IS NULL) EXECUTE FUNCTION pgqueue.job_wake();
 
+-- Turns. Work that is to be done by one process of many (sweep, promote, prune) is taken by turn: the sequence of the
+-- task holds when it is due next (ms since 1970). No leader: whoever asks first after that time has the turn.
+DO $$ BEGIN
+  FOR i IN 0..63 LOOP
+    EXECUTE pg_catalog.format('CREATE SEQUENCE pgqueue.turn_%s MINVALUE 0 START 0', pg_catalog.lpad(i::text, 2, '0'));
+  END LOOP;
+END $$;
+CREATE SEQUENCE pgqueue.turn_promote MINVALUE 0 START 0;
+CREATE SEQUENCE pgqueue.turn_prune MINVALUE 0 START 0;
+
+CREATE FUNCTION pgqueue.my_turn(task text, period interval) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  seq    regclass := ('pgqueue.turn_' || task)::regclass;
+  now_ms bigint := extract(epoch FROM clock_timestamp()) * 1000;
+BEGIN
+  -- A due time more than a minute ahead is a clock that went back, not a turn that was taken.
+  IF pg_sequence_last_value(seq) BETWEEN now_ms + 1 AND now_ms + 60000 THEN
+    RETURN false;
+  END IF;
+  IF NOT pg_try_advisory_xact_lock(1885827445, hashtext(task)) THEN
+    RETURN false;
+  END IF;
+  IF pg_sequence_last_value(seq) BETWEEN now_ms + 1 AND now_ms + 60000 THEN
+    RETURN false;
+  END IF;
+  PERFORM setval(seq, now_ms + least(extract(epoch FROM period) * 1000, 60000)::bigint);
+  RETURN true;
+END $$;
+
+-- A plain INSERT of name and payload is enough: what it leaves out comes from the job type here. Rows that the enqueue
+-- functions write are complete, and pass by the WHEN.
+CREATE FUNCTION pgqueue.job_fill() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  kind record;
+BEGIN
+  SELECT t.queue, t.priority, t.slots INTO kind FROM pgqueue.job_type t WHERE t.name = NEW.name;
+  NEW.queue := coalesce(NEW.queue, kind.queue, 'default');
+  NEW.priority := coalesce(NEW.priority, kind.priority, 5);
+  IF NEW.key IS NULL AND kind.slots IS NOT NULL THEN
+    NEW.key := '@' || NEW.name;
+  END IF;
+  IF NEW.run_at IS NOT NULL THEN
+    NEW.pos := NULL;
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER job_fill BEFORE INSERT ON pgqueue.job FOR EACH ROW
+  WHEN (NEW.queue IS NULL OR NEW.priority IS NULL OR (NEW.run_at IS NOT NULL AND NEW.pos IS NOT NULL)) EXECUTE FUNCTION pgqueue.job_fill();
+
 -- Enqueue. The only writer of job rows that fills in policy: every producer, whatever its language, writes the same row.
 CREATE FUNCTION pgqueue.enqueue_many(
   name text, payloads json,
@@ -237,36 +286,64 @@ DECLARE
   kind    record;
   to_q    text;
   to_prio smallint;
-  due     timestamptz := coalesce(enqueue_many.run_at, clock_timestamp() + enqueue_many.delay);
-  size    int;
+  due     timestamptz;
+  problem text;
   r       record;
   jid     bigint;
   got     bigint;
+  ids     bigint[] := '{}';
+  made    boolean[] := '{}';
 BEGIN
-  IF enqueue_many.name IS NULL OR btrim(enqueue_many.name) = '' THEN
-    RAISE EXCEPTION 'a job needs a name' USING ERRCODE = '22023';
+  -- A producer's mistake is said here, in words; a CHECK would say it with the whole row, payload included.
+  problem := CASE
+    WHEN btrim(coalesce(enqueue_many.name, '')) = '' THEN 'a job needs a name'
+    WHEN octet_length(enqueue_many.name) > 200 THEN 'the name has more than 200 bytes'
+    WHEN json_typeof(payloads) IS DISTINCT FROM 'array' THEN 'payloads must be a JSON array, one element per job'
+    WHEN btrim(enqueue_many.queue) = '' THEN 'queue is blank'
+    WHEN octet_length(enqueue_many.queue) > 200 THEN 'queue has more than 200 bytes'
+    WHEN enqueue_many.priority NOT BETWEEN 0 AND 9 THEN format('priority is %s, not 0 to 9 (lower runs first)', enqueue_many.priority)
+    WHEN enqueue_many.max_attempts NOT BETWEEN 1 AND 32767 THEN format('max_attempts is %s, not 1 to 32767', enqueue_many.max_attempts)
+    WHEN enqueue_many.timeout_s <= 0 OR enqueue_many.timeout_s = 'NaN' THEN format('timeout_s is %s, not above 0 (Infinity: no timeout)', enqueue_many.timeout_s)
+    WHEN NOT isfinite(enqueue_many.run_at) THEN format('run_at is %s, not a time', enqueue_many.run_at)
+    WHEN delay NOT BETWEEN interval '0' AND interval '3650 days' THEN format('delay is %s, not between 0 and ten years', delay)
+    WHEN dedup_keys IS NOT NULL AND NOT dedup_live AND (dedup_window IS NULL OR dedup_window <= interval '0' OR dedup_window > interval '3650 days')
+      THEN format('dedup_window is %s, not above 0 and up to ten years', dedup_window)
+    WHEN json_typeof(enqueue_many.headers) <> 'object' THEN 'headers must be a JSON object'
+    WHEN octet_length(enqueue_many.headers::text) > 65536 THEN 'headers have more than 65536 bytes'
+    WHEN json_typeof(enqueue_many.backoff) <> 'object' THEN 'backoff must be a JSON object: {"base": 1, "cap": 300, "jitter": "full"}'
+    WHEN num_nulls(keys, dedup_keys, idempotency_keys) < 3
+      AND NOT (json_array_length(payloads) = ALL (ARRAY[cardinality(keys), cardinality(dedup_keys), cardinality(idempotency_keys)]))
+      THEN 'there must be one key for each payload'
+  END;
+  IF problem IS NULL AND enqueue_many.backoff IS NOT NULL THEN
+    problem := CASE
+      WHEN json_typeof(enqueue_many.backoff->'base') <> 'number' OR json_typeof(enqueue_many.backoff->'cap') <> 'number'
+        OR (enqueue_many.backoff->>'jitter') NOT IN ('full', 'equal', 'decorrelated', 'none') THEN 'backoff is no {"base": 1, "cap": 300, "jitter": "full"}'
+      WHEN (enqueue_many.backoff->>'base')::numeric NOT BETWEEN 0.000001 AND 315360000
+        OR (enqueue_many.backoff->>'cap')::numeric NOT BETWEEN 0.000001 AND 315360000 THEN 'backoff: base and cap are seconds, above 0 and up to ten years'
+    END;
   END IF;
-  IF json_typeof(payloads) IS DISTINCT FROM 'array' THEN
-    RAISE EXCEPTION 'payloads of job % must be a JSON array, one element per job', enqueue_many.name USING ERRCODE = '22023';
+  IF problem IS NULL AND num_nulls(keys, dedup_keys, idempotency_keys) < 3 THEN
+    SELECT format('key %L is blank or has more than 512 bytes', left(k, 40)) INTO problem
+    FROM unnest(keys || dedup_keys || idempotency_keys) k WHERE btrim(k) = '' OR octet_length(k) > 512 LIMIT 1;
   END IF;
-  IF enqueue_many.delay < interval '0' THEN
-    RAISE EXCEPTION 'delay of job % is negative: %', enqueue_many.name, delay USING ERRCODE = '22023';
+  IF problem IS NULL AND octet_length(payloads::text) > 1048576 THEN
+    SELECT format('a payload has %s bytes, more than 1048576: store it elsewhere and enqueue a reference', max(octet_length(e.value::text))) INTO problem
+    FROM json_array_elements(payloads) e HAVING max(octet_length(e.value::text)) > 1048576;
   END IF;
-  IF enqueue_many.priority NOT BETWEEN 0 AND 9 THEN
-    RAISE EXCEPTION 'priority of job % is %, not 0 to 9 (lower runs first)', enqueue_many.name, enqueue_many.priority USING ERRCODE = '22023';
+  IF problem IS NULL AND (strpos(payloads::text, E'\\u') > 0 OR strpos(enqueue_many.headers::text, E'\\u') > 0) THEN
+    -- json takes NUL and lone surrogates, which no handler could read; jsonb refuses them.
+    BEGIN
+      IF payloads::text ~ E'\\\\u(0000|[dD][89a-fA-F])' THEN PERFORM payloads::jsonb; END IF;
+      IF enqueue_many.headers::text ~ E'\\\\u(0000|[dD][89a-fA-F])' THEN PERFORM enqueue_many.headers::jsonb; END IF;
+    EXCEPTION WHEN untranslatable_character OR invalid_text_representation THEN
+      problem := 'payload or headers hold a NUL character or a lone surrogate, which Postgres cannot read back; take it out';
+    END;
   END IF;
-  IF dedup_keys IS NOT NULL AND NOT dedup_live AND dedup_window <= interval '0' THEN
-    RAISE EXCEPTION 'dedup_window of job % must be positive', enqueue_many.name USING ERRCODE = '22023';
+  IF problem IS NOT NULL THEN
+    RAISE EXCEPTION USING MESSAGE = format('pgqueue.enqueue of job %L: %s', left(enqueue_many.name, 200), problem), ERRCODE = '22023';
   END IF;
-  IF payloads::text ~ '\\u(0000|[dD][89a-fA-F])' THEN
-    PERFORM payloads::jsonb; -- refuses NUL and lone surrogates, which no handler could read
-  END IF;
-  IF octet_length(payloads::text) > 1048576 THEN
-    SELECT max(octet_length(e.value::text)) INTO size FROM json_array_elements(payloads) e;
-    IF size > 1048576 THEN
-      RAISE EXCEPTION 'payload of job % has % bytes, more than 1048576: store it elsewhere and enqueue a reference', enqueue_many.name, size USING ERRCODE = '54000';
-    END IF;
-  END IF;
+  due := coalesce(enqueue_many.run_at, clock_timestamp() + enqueue_many.delay);
   IF due <= clock_timestamp() THEN
     due := NULL;
   END IF;
@@ -282,30 +359,29 @@ BEGIN
              coalesce(p.key, CASE WHEN kind.slots IS NOT NULL THEN '@' || enqueue_many.name END), p.idem,
              enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, enqueue_many.headers, p.value
       FROM ROWS FROM (json_array_elements(payloads), unnest(keys), unnest(idempotency_keys)) WITH ORDINALITY p(value, key, idem, n)
-      WHERE p.value IS NOT NULL
       ORDER BY p.n
       RETURNING j.id, true;
     RETURN;
   END IF;
 
-  -- Keys in order, so that two bulk calls cannot deadlock. A key that is not free returns its job without a lock.
+  -- Keys in order, so that two bulk calls cannot deadlock. A key that is not free returns its job: no lock, no number drawn.
   FOR r IN
     SELECT p.* FROM ROWS FROM (json_array_elements(payloads), unnest(keys), unnest(idempotency_keys), unnest(dedup_keys)) WITH ORDINALITY p(value, key, idem, dedup, n)
-    WHERE p.value IS NOT NULL ORDER BY p.dedup COLLATE "C", p.n
+    ORDER BY p.dedup COLLATE "C", p.n
   LOOP
     IF r.dedup IS NULL THEN
-      RAISE EXCEPTION 'job % lacks a dedup key at place %', enqueue_many.name, r.n USING ERRCODE = '22023';
+      RAISE EXCEPTION 'pgqueue.enqueue of job %: there is no dedup key for payload %', enqueue_many.name, r.n USING ERRCODE = '22023';
     END IF;
-    jid := nextval(pg_get_serial_sequence('pgqueue.job', 'id'));
-    created := NULL;
+    jid := NULL;
     FOR turn IN 1..10 LOOP
       SELECT d.job_id INTO got FROM pgqueue.dedup d
       WHERE d.queue = to_q AND d.key = r.dedup
         AND CASE WHEN d.until IS NULL THEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = d.job_id) ELSE d.until > clock_timestamp() END;
       IF FOUND THEN
-        id := got; created := false;
+        ids[r.n] := got; made[r.n] := false;
         EXIT;
       END IF;
+      jid := coalesce(jid, nextval(pg_get_serial_sequence('pgqueue.job', 'id')));
       INSERT INTO pgqueue.dedup (queue, key, job_id, until)
       VALUES (to_q, r.dedup, jid, CASE WHEN NOT dedup_live THEN clock_timestamp() + dedup_window END) ON CONFLICT DO NOTHING;
       IF NOT FOUND THEN
@@ -319,16 +395,16 @@ BEGIN
       VALUES (jid, enqueue_many.name, to_q, to_prio, CASE WHEN due IS NULL THEN nextval('pgqueue.pos_seq') END, due,
               coalesce(r.key, CASE WHEN kind.slots IS NOT NULL THEN '@' || enqueue_many.name END), r.dedup, r.idem,
               enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, enqueue_many.headers, r.value);
-      id := jid; created := true;
+      ids[r.n] := jid; made[r.n] := true;
       EXIT;
     END LOOP;
-    IF created IS NULL THEN
+    IF ids[r.n] IS NULL THEN
       RAISE EXCEPTION 'dedup key % of queue % changed hands ten times', r.dedup, to_q USING ERRCODE = '55P03';
     END IF;
-    RETURN NEXT;
   END LOOP;
+  RETURN QUERY SELECT u.i, u.c FROM unnest(ids, made) WITH ORDINALITY u(i, c, n) ORDER BY u.n;
 END $$;
-COMMENT ON FUNCTION pgqueue.enqueue_many IS 'Enqueue one job per element of payloads in the current transaction; ids in the order of payloads (of dedup keys where these are given).';
+COMMENT ON FUNCTION pgqueue.enqueue_many IS 'Enqueue one job per element of payloads in the current transaction; ids in the order of payloads.';
 
 CREATE FUNCTION pgqueue.enqueue(
   name text, payload json DEFAULT 'null',
