@@ -9,9 +9,10 @@ import pytest
 from tests.laws.source import Module, imports, modules
 
 FLOORS = {
-    0: "errors job states backoff cron events config payload horizon",
-    1: "dsn statement connection schema_version",
-    2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare",
+    0: "errors job states backoff cron events config payload horizon floors",
+    1: "dsn statement connection schema_version pipeline",
+    2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare "
+    "promote prune turn",
     3: "app run loop worker maintenance",
     4: "cli metrics tracing dashboard testing embedded migrate migration",
 }

@@ -53,22 +53,25 @@ def loads(module: Module) -> dict[str, tuple[str, str]]:
 
 
 def uses() -> Counter[tuple[str, str, str]]:
-    """Count how often Python names each block: (package, file, name)."""
+    """Count in how many modules Python names each block: (package, file, name)."""
     counted: Counter[tuple[str, str, str]] = Counter()
     for module in modules().values():
         variables = loads(module)
-        for node in ast.walk(module.tree):
-            if (
-                isinstance(node, ast.Subscript)
+        counted.update(
+            {
+                (*variables[node.value.id], name.value)
+                for node in ast.walk(module.tree)
+                if isinstance(node, ast.Subscript)
                 and isinstance(node.value, ast.Name)
                 and node.value.id in variables
-                and isinstance(node.slice, ast.Constant)
-            ):
-                counted[(*variables[node.value.id], str(node.slice.value))] += 1
+                for name in ast.walk(node.slice)
+                if isinstance(name, ast.Constant) and isinstance(name.value, str)
+            }
+        )
     return counted
 
 
-def test_every_named_block_is_used_exactly_once_and_every_used_name_exists() -> None:
+def test_every_named_block_is_used_by_exactly_one_module_and_every_used_name_exists() -> None:
     written = Counter(
         (path.parent.parent.name, path.stem, name) for path in sql_files() for name, _ in blocks(path)
     )
@@ -78,7 +81,7 @@ def test_every_named_block_is_used_exactly_once_and_every_used_name_exists() -> 
     assert not sorted(set(used) - set(written)), "used in Python, but in no .sql file"
     assert not sorted(set(written) - set(used)), "in a .sql file, but used nowhere"
     assert not sorted(name for name, count in used.items() if count > 1), (
-        "used in two places: one verb, one statement"
+        "used by two modules: one verb, one statement"
     )
 
 
