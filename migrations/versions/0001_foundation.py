@@ -20,6 +20,9 @@ depends_on = None
 # A statement ends at a semicolon outside of comments, strings, names and dollar quotes.
 _TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;""", re.DOTALL)
 
+# The loops of the script make their sequences with names ending in 00 to 63.
+_MADE = re.compile(r"CREATE (TABLE|SEQUENCE|FUNCTION|VIEW) (pgqueue\.\w+)(%s)?")
+
 _CREATE_SCHEMA = """\
 DO $$ BEGIN
   IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'pgqueue') THEN
@@ -62,9 +65,17 @@ def upgrade() -> None:
 def downgrade() -> None:
     if _guest() and not op.get_context().as_sql and not _recorded():
         return
-    _run(_text("0001_foundation_down.sql"))
+    _run(_reverse(_text("0001_foundation.sql")))
     if _guest():
         _run(_FORGET)
+
+
+def _reverse(script: str) -> str:
+    """Return the script that drops what the script creates, and nothing else."""
+    made: dict[str, list[str]] = {"VIEW": [], "TABLE": [], "FUNCTION": [], "SEQUENCE": []}
+    for kind, name, numbered in _MADE.findall(script):
+        made[kind] += [f"{name}{n:02d}" for n in range(64)] if numbered else [name]
+    return "".join(f"DROP {kind} {', '.join(reversed(names))};\n" for kind, names in made.items())
 
 
 def _text(name: str) -> str:
