@@ -16,6 +16,7 @@ import psycopg.sql
 
 from pgqueue import dsn as dsns
 from pgqueue.connection import execute
+from pgqueue.errors import BadOption
 from pgqueue.migration import Patience, explained, folder, known, move, offline, scripts, target
 from pgqueue.schema_version import installed, require_schema
 from pgqueue.statement import Statement, load, nothing
@@ -30,6 +31,10 @@ class Grant:
 
     kind: str
     role: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise BadOption("grant", f"{self.kind!r} is not one of {', '.join(KINDS)}")
 
 
 def upgrade(dsn: str, revision: str = "head", *, patience: Patience | None = None) -> None:

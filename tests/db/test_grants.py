@@ -1,0 +1,200 @@
+"""Each kind of role can do its work with its grants alone, and nothing beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+import pgqueue
+import relay
+from pgqueue import App, migrate
+from pgqueue.errors import BadOption, MigrationRefused
+from pgqueue.migrate import Grant
+from pgqueue.schema_version import require_schema
+from pgqueue.statement import load
+from relay import Inbox, Outbox
+from tests.server import Connection, Server
+
+OWNER_ONLY = {"migrate"}
+PRODUCERS = {"enqueue", "outbox", "inbox"}
+
+
+@pytest.fixture
+def granted(server: Server, dsn: str) -> Iterator[Callable[[str], Connection]]:
+    """Give a function that makes a role with the grants of one kind and connects with it."""
+    if not server.can_create_roles():
+        pytest.skip("the role of PGQUEUE_TEST_DSN may not create roles")
+    made: list[tuple[str, Connection]] = []
+
+    def connect(kind: str) -> Connection:
+        role = f"{server.prefix}_{kind}"
+        with server.admin() as admin:
+            admin.execute(
+                sql.SQL("CREATE ROLE {0} NOLOGIN; GRANT {0} TO CURRENT_USER").format(sql.Identifier(role))
+            )
+        migrate.grant(dsn, [Grant(kind=kind, role=role)])
+        connection: Connection = psycopg.connect(
+            make_conninfo(dsn, options=f"-c role={role} -c search_path=")
+        )
+        made.append((role, connection))
+        return connection
+
+    yield connect
+    for role, connection in made:
+        connection.close()
+        with psycopg.connect(dsn) as owner:
+            owner.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+        with server.admin() as admin:
+            admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    order_id: int
+
+
+app = App()
+
+
+@app.job("send-receipt")
+def send_receipt(receipt: Receipt) -> None:
+    raise AssertionError(receipt)
+
+
+def refused(connection: Connection, *statements: str) -> list[str]:
+    """Return the statements that were not refused for want of a right."""
+    passed = []
+    for statement in statements:
+        try:
+            with connection.transaction():
+                connection.execute(statement.encode())
+        except psycopg.errors.InsufficientPrivilege:
+            continue
+        passed.append(statement)
+    return passed
+
+
+def beyond_the_rights(connection: Connection, package: str, names: set[str]) -> list[str]:
+    """Plan every statement of the SQL files as this role; return those that it may not run."""
+    missing = []
+    for name in sorted(names):
+        for query in load(package, name).values():
+            try:
+                with connection.transaction(force_rollback=True):
+                    connection.execute(f"PREPARE probe AS {query.numbered()}".encode())
+                    nulls = ", ".join(["NULL"] * len(query.names))
+                    connection.execute(
+                        f"EXPLAIN EXECUTE probe{f'({nulls})' if nulls else ''}".encode(), prepare=False
+                    )
+            except psycopg.errors.InsufficientPrivilege as error:
+                missing.append(f"{package}/sql/{name}.sql {query.name}: {error.diag.message_primary}")
+            except psycopg.errors.SyntaxError:
+                continue  # SET, LISTEN, LOCK: not to be planned, and no table to have rights on
+            finally:
+                with suppress(psycopg.errors.InvalidSqlStatementName), connection.transaction():
+                    connection.execute("DEALLOCATE probe")
+    return missing
+
+
+def files(package: str) -> set[str]:
+    folder = Path((pgqueue if package == "pgqueue" else relay).__file__).parent / "sql"
+    return {path.stem for path in folder.glob("*.sql")}
+
+
+def test_a_producer_enqueues_and_adds_events_and_reads_no_payload(
+    granted: Callable[[str], Connection],
+) -> None:
+    producer = granted("producer")
+    first = send_receipt.using(dedup_key="d", key="k").enqueue(producer, Receipt(order_id=1))
+    again = send_receipt.using(dedup_key="d", key="k").enqueue(producer, Receipt(order_id=2))
+    assert (again.id, again.created) == (first.id, False)
+    send_receipt.enqueue_many(producer, [Receipt(order_id=3), Receipt(order_id=4)])
+    producer.execute("SELECT pgqueue.enqueue('from-sql', '{}', delay => interval '1 h', queue => 'bulk')")
+    Outbox().add(producer, "order.placed", {"id": 1}, aggregate_id="order-1", version=1)
+    producer.execute(
+        "INSERT INTO pgqueue.outbox (aggregate_id, event_type, payload) VALUES ('a', 'order.paid', '{}')"
+    )
+    assert Inbox().claim(producer, "outbox:1", consumer="warehouse", source="shop")
+    assert Inbox().newer(producer, consumer="warehouse", source="shop", aggregate_id="a", version=2)
+    producer.commit()
+    assert refused(
+        producer,
+        "SELECT payload FROM pgqueue.job",
+        "UPDATE pgqueue.job SET priority = 0",
+        "DELETE FROM pgqueue.job",
+        "SELECT payload FROM pgqueue.outbox",
+        "UPDATE pgqueue.outbox SET published_at = now()",
+        "SELECT payload FROM pgqueue.dead_job",
+        "INSERT INTO pgqueue.job_type (name) VALUES ('x')",
+        "CREATE TABLE pgqueue.mine (x int)",
+    ) == []  # fmt: skip
+
+
+def test_a_worker_may_run_every_statement_of_the_job_half(granted: Callable[[str], Connection]) -> None:
+    worker = granted("worker")
+    require_schema(worker)
+    assert beyond_the_rights(worker, "pgqueue", files("pgqueue") - OWNER_ONLY) == []
+    assert refused(worker, "DROP TABLE pgqueue.job", "ALTER TABLE pgqueue.job ADD x int") == []
+    assert refused(worker, "CREATE TABLE pgqueue.mine (x int)", "TRUNCATE pgqueue.job") == []
+
+
+def test_a_relay_may_run_every_statement_of_the_event_half_and_reads_no_job(
+    granted: Callable[[str], Connection],
+) -> None:
+    relaying = granted("relay")
+    require_schema(relaying)
+    assert beyond_the_rights(relaying, "relay", files("relay") - PRODUCERS) == []
+    send_receipt.enqueue(relaying, Receipt(order_id=1))
+    relaying.commit()
+    assert refused(
+        relaying, "SELECT payload FROM pgqueue.job", "DELETE FROM pgqueue.job", "SELECT * FROM pgqueue.dead_job"
+    ) == []  # fmt: skip
+
+
+def test_a_reader_sees_the_views_and_no_payload(
+    granted: Callable[[str], Connection], conn: Connection
+) -> None:
+    reader = granted("reader")
+    require_schema(reader)
+    views = [
+        str(name)
+        for (name,) in conn.execute("SELECT viewname FROM pg_catalog.pg_views WHERE schemaname = 'pgqueue'")
+    ]
+    assert "queue_depth" in views
+    for view in views:
+        reader.execute(sql.SQL("SELECT * FROM pgqueue.{}").format(sql.Identifier(view)))
+    reader.commit()
+    tables = [
+        str(name)
+        for (name,) in conn.execute(
+            "SELECT table_name FROM information_schema.columns JOIN information_schema.tables "
+            "USING (table_schema, table_name) WHERE table_schema = 'pgqueue' AND column_name = 'payload' "
+            "AND table_type = 'BASE TABLE'"
+        )
+    ]
+    assert {"job", "dead_job", "outbox"} <= set(tables)
+    assert refused(reader, *(f"SELECT payload FROM pgqueue.{table}" for table in tables)) == []
+    assert refused(reader, "SELECT pgqueue.enqueue('x')", "DELETE FROM pgqueue.tally_minute") == []
+
+
+def test_the_statements_of_a_producer_are_within_its_rights(granted: Callable[[str], Connection]) -> None:
+    producer = granted("producer")
+    assert beyond_the_rights(producer, "pgqueue", {"enqueue"}) == []
+    assert beyond_the_rights(producer, "relay", {"outbox"}) == []
+
+
+def test_a_grant_to_a_role_that_does_not_exist_names_it_and_grants_nothing(dsn: str) -> None:
+    with pytest.raises(MigrationRefused, match=r'role "nosuch" does not exist; create the role first'):
+        migrate.grant(dsn, [Grant(kind="reader", role="nosuch")])
+
+
+def test_a_grant_of_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BadOption, match="'admin' is not one of producer, worker, relay, reader"):
+        Grant(kind="admin", role="x")
