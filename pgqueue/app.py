@@ -7,9 +7,9 @@
 
     send_receipt.enqueue(session, Receipt(order_id=1))
 
-A handler takes the payload as its first parameter (its annotation is the payload's type), and the context as
-the parameter annotated `Job`; both are optional. A job's name is explicit and stable: it stands in rows that
-outlive a deployment, so it is never derived from an import path.
+A handler takes the payload as its first parameter (its annotation is the payload's type), and after it the
+context as the parameter annotated `Job`; both are optional. A job's name is explicit and stable: it stands in
+rows that outlive a deployment, so it is never derived from an import path.
 """
 
 from __future__ import annotations
@@ -18,18 +18,29 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
-from pgqueue.backoff import Backoff, seconds
+from pgqueue.backoff import Backoff
 from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
 from pgqueue.declare import Policy
-from pgqueue.enqueue import Options, as_seconds, check_name, check_range, declared, enqueue
-from pgqueue.errors import ConfigError, UnknownJob
+from pgqueue.enqueue import (
+    Options,
+    OptionValues,
+    as_seconds,
+    check_name,
+    check_range,
+    check_timeout,
+    declared,
+    enqueue,
+)
+from pgqueue.errors import BadOption, ConfigError, UnknownJob
+from pgqueue.handler import check_handler, parameters
 from pgqueue.job import Job, JobRef
 from pgqueue.payload import Codec
+from pgqueue.statement import Statement
 
 P = TypeVar("P")
-F = TypeVar("F", bound=Callable[..., Any])
+P_contra = TypeVar("P_contra", contravariant=True)
 Duration = float | timedelta
 
 DEFAULT_QUEUE = "default"
@@ -49,8 +60,11 @@ class Prepared(Generic[P]):
         self._codec = codec
         self._options = options
 
-    def using(self, **options: Any) -> Prepared[P]:
-        """Return a copy with other options (see `pgqueue.enqueue.Options`); raise BadOption at once for a bad one."""
+    def using(self, **options: Unpack[OptionValues]) -> Prepared[P]:
+        """Return a copy with other options (see `pgqueue.enqueue.Options`).
+
+        Raises BadOption at once for a bad one.
+        """
         return Prepared(self.name, self._codec, self._options.but(**options))
 
     def enqueue(self, handle: Any, payload: P | None = None) -> JobRef:
@@ -66,17 +80,18 @@ class Prepared(Generic[P]):
 
     def enqueue_many(self, handle: Any, payloads: Iterable[P | None]) -> list[JobRef]:
         """Enqueue one job per payload, in one statement; refs come back in the order of the payloads."""
-        values = list(payloads)
-        statement = enqueue(self.name, values, [self._codec.encode(v) for v in values], self._options)
+        statement = self._statement(list(payloads))
         require_transaction(handle)
-        return execute(handle, statement) if values else []
+        return execute(handle, statement)
 
     async def aenqueue_many(self, handle: Any, payloads: Iterable[P | None]) -> list[JobRef]:
         """Enqueue one job per payload on an asynchronous handle."""
-        values = list(payloads)
-        statement = enqueue(self.name, values, [self._codec.encode(v) for v in values], self._options)
+        statement = self._statement(list(payloads))
         await require_transaction_async(handle)
-        return await execute_async(handle, statement) if values else []
+        return await execute_async(handle, statement)
+
+    def _statement(self, values: list[P | None]) -> Statement[list[JobRef]]:
+        return enqueue(self.name, values, [self._codec.encode(value) for value in values], self._options)
 
 
 class JobType(Prepared[P]):
@@ -85,8 +100,9 @@ class JobType(Prepared[P]):
     __slots__ = ("codec", "handler", "is_async", "is_process", "job_parameter", "payload_parameter", "policy")
 
     def __init__(self, handler: Callable[..., Any], policy: Policy, *, process: bool) -> None:
-        payload, job, kind = _parameters(policy.name, handler)
-        self.codec = Codec(policy.name, kind)
+        check_handler(policy.name, handler, process=process)
+        payload, job, kind = parameters(policy.name, handler)
+        self.codec = Codec(policy.name, kind, takes_payload=payload)
         super().__init__(policy.name, self.codec, Options())
         self.handler = handler
         self.policy = policy
@@ -120,6 +136,39 @@ class JobType(Prepared[P]):
         return self.policy.timeout or DEFAULT_TIMEOUT
 
 
+class _WithKeyword(Protocol[P_contra]):
+    def __call__(self, payload: P_contra, /, *, job: Job) -> Any: ...
+
+
+class _JobAlone(Protocol):
+    def __call__(self, *, job: Job) -> Any: ...
+
+
+class Register:
+    """The decorator that `App.job` and `App.on_event` return; its type carries the payload's type along."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[Callable[..., Any]], JobType[Any]]) -> None:
+        self._make = make
+
+    @overload
+    def __call__(self, handler: Callable[[], Any]) -> JobType[None]: ...
+    @overload
+    def __call__(self, handler: Callable[[Job], Any]) -> JobType[None]: ...
+    @overload
+    def __call__(self, handler: _JobAlone) -> JobType[None]: ...
+    @overload
+    def __call__(self, handler: Callable[[P], Any]) -> JobType[P]: ...
+    @overload
+    def __call__(self, handler: Callable[[P, Job], Any]) -> JobType[P]: ...
+    @overload
+    def __call__(self, handler: _WithKeyword[P]) -> JobType[P]: ...
+    def __call__(self, handler: Callable[..., Any]) -> JobType[Any]:
+        """Register the handler."""
+        return self._make(handler)
+
+
 class App:
     """A set of job types and event subscriptions."""
 
@@ -139,7 +188,7 @@ class App:
         backoff: Backoff | None = None,
         timeout: Duration | None = None,
         process: bool = False,
-    ) -> Callable[[Callable[..., Any]], JobType[Any]]:
+    ) -> Register:
         """Register the decorated function as the handler of `name`.
 
         `priority` 0..9, lower runs first; `max_attempts` counts executions in all; `timeout` in seconds
@@ -149,31 +198,30 @@ class App:
         policy = _policy(name, queue, priority, max_attempts, backoff, timeout)
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
-            if process and inspect.iscoroutinefunction(handler):
-                raise ConfigError(f"job {name!r}: process=True takes a plain function, not `async def`")
             kind = JobType[Any](handler, policy, process=process)
             with self._lock:
                 if name in self._types:
-                    raise ConfigError(f"job {name!r} is registered twice: {self._types[name].handler!r} and {handler!r}")
+                    first = self._types[name].handler
+                    raise ConfigError(f"job {name!r} is registered twice: by {first!r} and by {handler!r}")
                 self._types[name] = kind
             return kind
 
-        return register
+        return Register(register)
 
-    def on_event(self, event_type: str, **policy: Any) -> Callable[[Callable[..., Any]], JobType[Any]]:
-        """Subscribe a handler to an outbox event type: the relay's `queue:` sink enqueues one job per subscriber.
+    def on_event(self, event_type: str, *, name: str | None = None, **policy: Any) -> Register:
+        """Subscribe a handler to an outbox event type.
 
-        Takes the keywords of `job`; the job's name is `<event type>/<function name>` unless `name=` gives one.
+        The relay's `queue:` sink turns an event into one job per subscriber. Takes the keywords of `job`; the
+        job's name is `<event type>/<function name>` unless `name` gives one.
         """
         check_name("event_type", event_type)
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
-            name = policy.pop("name", None) or f"{event_type}/{handler.__name__}"
-            kind = self.job(name, **policy)(handler)
-            self._events.setdefault(event_type, []).append(name)
+            kind = self.job(name or f"{event_type}/{handler.__name__}", **policy)(handler)
+            self._events.setdefault(event_type, []).append(kind.name)
             return kind
 
-        return register
+        return Register(register)
 
     @property
     def types(self) -> Mapping[str, JobType[Any]]:
@@ -184,7 +232,7 @@ class App:
         """Return the names of the jobs that an event of this type becomes."""
         return tuple(self._events.get(event_type, ()))
 
-    def enqueue(self, handle: Any, name: str, payload: Any = None, **options: Any) -> JobRef:
+    def enqueue(self, handle: Any, name: str, payload: Any = None, **options: Unpack[OptionValues]) -> JobRef:
         """Enqueue a job by name, for producers that do not import its handler.
 
         A name that is neither registered here nor declared in the database raises UnknownJob.
@@ -192,23 +240,25 @@ class App:
         prepared = self._prepare(name, options)
         require_transaction(handle)
         if name not in self._types and name not in self._declared:
-            self._note(name, execute(handle, declared(name)))
+            self._note(name, known=execute(handle, declared(name)))
         return prepared.enqueue(handle, payload)
 
-    async def aenqueue(self, handle: Any, name: str, payload: Any = None, **options: Any) -> JobRef:
+    async def aenqueue(
+        self, handle: Any, name: str, payload: Any = None, **options: Unpack[OptionValues]
+    ) -> JobRef:
         """Enqueue a job by name in the transaction of an asynchronous handle."""
         prepared = self._prepare(name, options)
         await require_transaction_async(handle)
         if name not in self._types and name not in self._declared:
-            self._note(name, await execute_async(handle, declared(name)))
+            self._note(name, known=await execute_async(handle, declared(name)))
         return await prepared.aenqueue(handle, payload)
 
-    def _prepare(self, name: str, options: Mapping[str, Any]) -> Prepared[Any]:
+    def _prepare(self, name: str, options: OptionValues) -> Prepared[Any]:
         check_name("name", name)
         kind = self._types.get(name)
         return Prepared(name, kind.codec if kind else Codec(name), Options().but(**options))
 
-    def _note(self, name: str, known: bool) -> None:
+    def _note(self, name: str, *, known: bool) -> None:
         if not known:
             raise UnknownJob(name, tuple(sorted(self._types)))
         self._declared.add(name)
@@ -220,33 +270,12 @@ def _policy(
 ) -> Policy:  # fmt: skip
     check_name("name", name)
     check_name("queue", queue)
-    check_range("priority", priority, 0, 9, "lower runs first")
+    check_range("priority", priority, 0, 9, " (lower runs first)")
     check_range("max_attempts", max_attempts, 1, 32_767)
+    check_timeout("timeout", timeout)
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise BadOption("backoff", f"{backoff!r} is not a pgqueue.Backoff")
     limit = None if timeout is None else as_seconds(timeout)
-    if limit is not None and limit != float("inf"):
-        seconds("timeout", limit, zero=False)
     return Policy(
         name=name, queue=queue, priority=priority, max_attempts=max_attempts, backoff=backoff, timeout=limit
     )
-
-
-def _parameters(name: str, handler: Callable[..., Any]) -> tuple[bool, str | None, Any]:
-    """Read a handler's signature: has it a payload, which parameter takes the Job, what is the payload's type."""
-    try:
-        hints = get_type_hints(handler)
-    except NameError as error:
-        raise ConfigError(
-            f"job {name!r}: annotation of its handler cannot be resolved ({error}); define payload types at module level"
-        ) from error
-    job = None
-    rest: list[str] = []
-    for parameter in inspect.signature(handler).parameters.values():
-        if hints.get(parameter.name) is Job or (parameter.name == "job" and parameter.name not in hints):
-            job = parameter.name
-        elif parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            rest.append(parameter.name)
-    if len(rest) > 1:
-        raise ConfigError(
-            f"job {name!r}: its handler takes {', '.join(rest)}; a handler takes one payload and, if it likes, a Job"
-        )
-    return bool(rest), job, hints.get(rest[0], Any) if rest else Any

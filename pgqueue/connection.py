@@ -15,10 +15,10 @@ import sys
 from typing import Any, TypeVar
 
 import psycopg
-import psycopg.rows
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
-from pgqueue.errors import ConfigError, NotInTransaction
+from pgqueue.errors import ConfigError, NotInTransaction, SchemaError, SchemaIncomplete, SchemaMissing
 from pgqueue.statement import Row, Statement
 
 T = TypeVar("T")
@@ -28,32 +28,70 @@ _ASYNC = "a psycopg AsyncConnection, SQLAlchemy AsyncSession or AsyncConnection"
 
 
 def execute(handle: Any, statement: Statement[T]) -> T:
-    """Run a statement on a synchronous handle and read its rows."""
+    """Run a statement on a synchronous handle and read its rows.
+
+    Raises SchemaError where Postgres does not know what the statement names, else what the handle's library
+    raises.
+    """
     query = statement.query
     if isinstance(handle, psycopg.Connection):
-        with handle.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-            cursor.execute(query.text, statement.params)
-            return statement.read(cursor.fetchall() if cursor.description else [])
+        try:
+            with _cursor(handle) as cursor:
+                cursor.execute(query.text, statement.params)
+                rows = cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            if better := _schema_error(error):
+                raise better from error
+            raise
+        return statement.read(rows)
     if (connection := _sqlalchemy(handle)) is not None:
-        text, params = _driver_form(connection.dialect.paramstyle, statement)
-        result = connection.exec_driver_sql(text, params)
+        from sqlalchemy.exc import DBAPIError
+
+        text, params = _driver_form(connection.dialect, statement)
+        try:
+            result = connection.exec_driver_sql(text, params)
+        except DBAPIError as error:
+            if better := _schema_error(error.orig):
+                raise better from error
+            raise
         return statement.read([tuple(row) for row in result] if result.returns_rows else [])
     if _is_django(handle):
-        with handle.cursor() as cursor:
-            cursor.execute(query.text, statement.params)
-            return statement.read(cursor.fetchall() if cursor.description else [])
+        from django.db import Error
+
+        try:
+            with handle.cursor() as cursor:
+                cursor.execute(query.text, statement.params)
+                rows = cursor.fetchall() if cursor.description else []
+        except Error as error:
+            if better := _schema_error(error.__cause__):
+                raise better from error
+            raise
+        return statement.read(rows)
     raise _wrong_handle(handle, _SYNC, "aenqueue / aadd take the asynchronous ones")
 
 
 async def execute_async(handle: Any, statement: Statement[T]) -> T:
-    """Run a statement on an asynchronous handle and read its rows."""
+    """Run a statement on an asynchronous handle and read its rows; raises like `execute`."""
     if isinstance(handle, psycopg.AsyncConnection):
-        async with handle.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-            await cursor.execute(statement.query.text, statement.params)
-            return statement.read(await cursor.fetchall() if cursor.description else [])
+        try:
+            async with _async_cursor(handle) as cursor:
+                await cursor.execute(statement.query.text, statement.params)
+                rows = await cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            if better := _schema_error(error):
+                raise better from error
+            raise
+        return statement.read(rows)
     if (connection := await _sqlalchemy_async(handle)) is not None:
-        text, params = _driver_form(connection.dialect.paramstyle, statement)
-        result = await connection.exec_driver_sql(text, params)
+        from sqlalchemy.exc import DBAPIError
+
+        text, params = _driver_form(connection.dialect, statement)
+        try:
+            result = await connection.exec_driver_sql(text, params)
+        except DBAPIError as error:
+            if better := _schema_error(error.orig):
+                raise better from error
+            raise
         return statement.read([tuple(row) for row in result] if result.returns_rows else [])
     raise _wrong_handle(handle, _ASYNC, "enqueue / add take the synchronous ones")
 
@@ -63,9 +101,14 @@ def require_transaction(handle: Any) -> None:
     if isinstance(handle, psycopg.Connection):
         _require_psycopg(handle)
     elif (connection := _sqlalchemy(handle)) is not None:
+        _require_postgres(connection.dialect.name, handle)
         _require_driver(handle, connection.connection.dbapi_connection)
-    elif _is_django(handle) and handle.get_autocommit() and not handle.in_atomic_block:
-        raise NotInTransaction(handle)
+    elif _is_django(handle):
+        _require_postgres(handle.vendor, handle)
+        if handle.get_autocommit() and not handle.in_atomic_block:
+            raise NotInTransaction(handle)
+    else:
+        raise _wrong_handle(handle, _SYNC, "aenqueue / aadd take the asynchronous ones")
 
 
 async def require_transaction_async(handle: Any) -> None:
@@ -73,7 +116,10 @@ async def require_transaction_async(handle: Any) -> None:
     if isinstance(handle, psycopg.AsyncConnection):
         _require_psycopg(handle)
     elif (connection := await _sqlalchemy_async(handle)) is not None:
+        _require_postgres(connection.dialect.name, handle)
         _require_driver(handle, (await connection.get_raw_connection()).dbapi_connection)
+    else:
+        raise _wrong_handle(handle, _ASYNC, "enqueue / add take the synchronous ones")
 
 
 def _require_psycopg(handle: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -90,26 +136,35 @@ def _require_driver(handle: Any, dbapi: Any) -> None:
         raise NotInTransaction(handle)
 
 
+def _cursor(handle: psycopg.Connection[Any]) -> psycopg.Cursor[Row]:
+    if issubclass(handle.cursor_factory, psycopg.RawCursor):  # it takes $1, not %(name)s
+        return psycopg.Cursor(handle, row_factory=tuple_row)
+    return handle.cursor(row_factory=tuple_row)
+
+
+def _async_cursor(handle: psycopg.AsyncConnection[Any]) -> psycopg.AsyncCursor[Row]:
+    if issubclass(handle.cursor_factory, psycopg.AsyncRawCursor):
+        return psycopg.AsyncCursor(handle, row_factory=tuple_row)
+    return handle.cursor(row_factory=tuple_row)
+
+
 def _sqlalchemy(handle: Any) -> Any:
     """Return the SQLAlchemy Connection behind a handle of SQLAlchemy, None for any other handle."""
-    if "sqlalchemy" not in sys.modules:
-        return None
-    from sqlalchemy.engine import Connection
-    from sqlalchemy.orm import Session, scoped_session
-
-    if isinstance(handle, Connection):
+    if (engine := sys.modules.get("sqlalchemy.engine")) and isinstance(handle, engine.Connection):
         return handle
-    return handle.connection() if isinstance(handle, Session | scoped_session) else None
+    if (orm := sys.modules.get("sqlalchemy.orm")) and isinstance(handle, orm.Session | orm.scoped_session):
+        return handle.connection()
+    return None
 
 
 async def _sqlalchemy_async(handle: Any) -> Any:
-    if "sqlalchemy.ext.asyncio" not in sys.modules:
+    if (asyncio := sys.modules.get("sqlalchemy.ext.asyncio")) is None:
         return None
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-
-    if isinstance(handle, AsyncConnection):
+    if isinstance(handle, asyncio.AsyncConnection):
         return handle
-    return await handle.connection() if isinstance(handle, AsyncSession | async_scoped_session) else None
+    if isinstance(handle, asyncio.AsyncSession | asyncio.async_scoped_session):
+        return await handle.connection()
+    return None
 
 
 def _is_django(handle: Any) -> bool:
@@ -121,12 +176,30 @@ def _is_django(handle: Any) -> bool:
     return isinstance(handle, BaseDatabaseWrapper | ConnectionProxy)
 
 
-def _driver_form(paramstyle: str, statement: Statement[Any]) -> tuple[str, Any]:
-    if paramstyle == "pyformat":
+def _driver_form(dialect: Any, statement: Statement[Any]) -> tuple[str, Any]:
+    if dialect.paramstyle == "pyformat":
         return statement.query.text, dict(statement.params)
-    if paramstyle == "numeric_dollar":
+    if dialect.paramstyle == "numeric_dollar":
         return statement.query.numbered(), tuple(statement.params[name] for name in statement.query.names)
-    raise ConfigError(f"SQLAlchemy driver with paramstyle {paramstyle!r}: use psycopg (3) or asyncpg")
+    raise ConfigError(f"SQLAlchemy's driver {dialect.driver} is not supported; use psycopg (3) or asyncpg")
+
+
+def _require_postgres(database: str, handle: Any) -> None:
+    if database != "postgresql":
+        raise ConfigError(
+            f"{type(handle).__module__}.{type(handle).__qualname__} speaks to {database}; "
+            "jobs are rows of PostgreSQL, in the very transaction of your business rows"
+        )
+
+
+def _schema_error(error: BaseException | None) -> SchemaError | None:
+    """Tell a missing or older schema from other errors of the driver."""
+    state = getattr(error, "sqlstate", None)
+    if state == "3F000":
+        return SchemaMissing()
+    if state in ("42P01", "42883", "42703") and "pgqueue." in str(error):  # table, function, column
+        return SchemaIncomplete(str(error).splitlines()[0])
+    return None
 
 
 def _wrong_handle(handle: Any, wanted: str, other: str) -> ConfigError:

@@ -1,7 +1,7 @@
 """Declare: a job type's policy goes into the database, where every producer finds it.
 
-Each worker does it at start and `pgqueue sync` on demand; the last writer wins. Policy set for a single job at
-enqueue stays on its row and is not changed by a later declaration.
+Each worker does it at start and `pgqueue sync` on demand; the last writer wins. Policy set for a single job
+at enqueue stays on its row and is not changed by a later declaration.
 """
 
 from __future__ import annotations

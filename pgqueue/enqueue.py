@@ -1,9 +1,9 @@
 """Enqueue: job rows in the caller's transaction.
 
-The statement calls the SQL function `pgqueue.enqueue_many`, the same one that producers in other languages use,
-so that a row does not depend on who wrote it: what the caller left out comes from `job_type`, else from the
-built-in defaults. The rows appear exactly if the caller's transaction commits. Nothing is locked but, with
-`dedup_key`, the key's row.
+The statement calls the SQL function `pgqueue.enqueue_many`, the same one that producers in other languages
+use, so that a row does not depend on who wrote it: what the caller left out comes from `job_type`, else from
+the built-in defaults. The rows appear exactly if the caller's transaction commits. Nothing is locked but,
+with `dedup_key`, the key's row: a second enqueue of the key waits for the first one's transaction.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, Literal
-
-import msgspec
+from typing import Any, Literal, TypedDict
 
 from pgqueue.backoff import Backoff, seconds
 from pgqueue.errors import BadOption
 from pgqueue.job import JobRef
+from pgqueue.payload import NUL
 from pgqueue.statement import Row, Statement, load, scalar
 
 #: A key, or a function that takes it from each payload (needed by enqueue_many for keys that differ).
@@ -29,6 +28,24 @@ _SQL = load("pgqueue", "enqueue")
 _HOUR = timedelta(hours=1)
 _LONGEST_NAME = 200
 _LONGEST_KEY = 512
+_MOST_HEADERS = 64 * 1024
+
+
+class OptionValues(TypedDict, total=False):
+    """The options of enqueue as keywords; see `Options` for what they mean."""
+
+    queue: str | None
+    priority: int | None
+    key: Key | None
+    run_after: float | timedelta | datetime | None
+    dedup_key: Key | None
+    dedup_window: float | timedelta | Literal["live"]
+    idempotency_key: Key | None
+    max_attempts: int | None
+    timeout: float | timedelta | None
+    backoff: Backoff | None
+    expires_at: datetime | None
+    headers: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,36 +72,40 @@ class Options:
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
-        check_range("priority", self.priority, 0, 9, "lower runs first")
+        check_range("priority", self.priority, 0, 9, " (lower runs first)")
         check_range("max_attempts", self.max_attempts, 1, 32_767)
         for option in ("key", "dedup_key", "idempotency_key"):
-            if isinstance(value := getattr(self, option), str):
+            value = getattr(self, option)
+            if value is not None and not callable(value):
                 check_key(option, value)
-        for option, when in (("run_after", self.run_after), ("expires_at", self.expires_at)):
-            if isinstance(when, datetime) and when.tzinfo is None:
-                raise BadOption(option, f"{when!r} has no time zone; use datetime.now(timezone.utc) or an aware datetime")
-        if self.run_after is not None and not isinstance(self.run_after, datetime):
+        if isinstance(self.run_after, datetime):
+            check_time("run_after", self.run_after)
+        elif self.run_after is not None:
             seconds("run_after", as_seconds(self.run_after))
+        if self.expires_at is not None:
+            check_time("expires_at", self.expires_at)
         if self.dedup_window != "live":
-            seconds("dedup_window", as_seconds(self.dedup_window), zero=False)
-        if self.timeout is not None and as_seconds(self.timeout) != math.inf:
-            seconds("timeout", as_seconds(self.timeout), zero=False)
+            seconds("dedup_window", as_seconds(self.dedup_window), zero=False, hint=', or "live"')
+        check_timeout("timeout", self.timeout)
+        if self.backoff is not None and not isinstance(self.backoff, Backoff):
+            raise BadOption("backoff", f"{self.backoff!r} is not a pgqueue.Backoff")
         if self.headers is not None:
-            check_headers(self.headers)
+            headers_json(self.headers)
 
     def but(self, **changes: Any) -> Options:
         """Return a copy with `changes`; raise BadOption for a name that is no option."""
         known = {f.name for f in fields(self)}
         for name in changes:
             if name not in known:
-                raise BadOption(name, f"is no option of enqueue; options are {', '.join(sorted(known))}")
+                raise BadOption(name, f"there is no such option; options are {', '.join(sorted(known))}")
         return Options(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
 
 
-def enqueue(name: str, values: Sequence[Any], texts: Sequence[str], options: Options) -> Statement[list[JobRef]]:
+def enqueue(
+    name: str, values: Sequence[Any], texts: Sequence[str], options: Options
+) -> Statement[list[JobRef]]:
     """Write one job per payload: `texts` are the JSON texts of `values`; refs come back in their order."""
     run_after = options.run_after
-    dedup_keys = _keys("dedup_key", options.dedup_key, values)
     params: dict[str, object] = {
         "name": name,
         "payloads": f"[{','.join(texts)}]",
@@ -93,7 +114,7 @@ def enqueue(name: str, values: Sequence[Any], texts: Sequence[str], options: Opt
         "run_at": run_after if isinstance(run_after, datetime) else None,
         "delay": None if run_after is None or isinstance(run_after, datetime) else _interval(run_after),
         "keys": _keys("key", options.key, values),
-        "dedup_keys": dedup_keys,
+        "dedup_keys": _keys("dedup_key", options.dedup_key, values),
         "dedup_window": _HOUR if options.dedup_window == "live" else _interval(options.dedup_window),
         "dedup_live": options.dedup_window == "live",
         "idempotency_keys": _keys("idempotency_key", options.idempotency_key, values),
@@ -101,9 +122,9 @@ def enqueue(name: str, values: Sequence[Any], texts: Sequence[str], options: Opt
         "timeout_s": None if options.timeout is None else as_seconds(options.timeout),
         "backoff": options.backoff.to_json() if options.backoff else None,
         "expires_at": options.expires_at,
-        "headers": msgspec.json.encode(options.headers).decode() if options.headers else None,
+        "headers": headers_json(options.headers) if options.headers else None,
     }
-    return Statement(_SQL["enqueue"], params, lambda rows: _refs(rows, dedup_keys))
+    return Statement(_SQL["enqueue"], params, _refs)
 
 
 def declared(name: str) -> Statement[bool]:
@@ -124,19 +145,42 @@ def check_key(option: str, value: str) -> None:
 
 def check_range(option: str, value: int | None, low: int, high: int, hint: str = "") -> None:
     """Refuse a whole number outside low..high."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high):
-        raise BadOption(option, f"{value!r} is not a whole number from {low} to {high}{f' ({hint})' if hint else ''}")
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high
+    ):
+        raise BadOption(option, f"{value!r} is not a whole number from {low} to {high}{hint}")
 
 
-def check_headers(headers: Mapping[str, Any]) -> None:
-    """Refuse headers that JSON or Postgres cannot hold."""
+def check_time(option: str, value: datetime) -> None:
+    """Refuse a time that is no datetime, or has no time zone."""
+    if not isinstance(value, datetime):
+        raise BadOption(option, f"{value!r} is not a datetime")
+    if value.utcoffset() is None:
+        raise BadOption(
+            option, f"{value!r} has no time zone; use datetime.now(timezone.utc) or an aware datetime"
+        )
+
+
+def check_timeout(option: str, value: float | timedelta | None) -> None:
+    """Refuse a timeout that is not above zero; math.inf is no timeout."""
+    if value is not None and as_seconds(value) != math.inf:
+        seconds(option, as_seconds(value), zero=False, hint=", or math.inf")
+
+
+def headers_json(headers: Mapping[str, Any]) -> str:
+    """Return the JSON text of headers; raise BadOption for headers that JSON or Postgres cannot hold."""
+    if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
+        raise BadOption("headers", f"{headers!r} is not a mapping with strings as keys")
     try:
-        text = json.dumps(dict(headers), allow_nan=False, ensure_ascii=False)
-        text.encode()
-    except (TypeError, ValueError) as error:
+        text = json.dumps(dict(headers), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        data = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadOption("headers", f"have no JSON form: {error}") from error
-    if "\\u0000" in text or not all(isinstance(k, str) for k in headers):
-        raise BadOption("headers", "keys must be strings, and no value may hold a NUL character")
+    if NUL.search(data):
+        raise BadOption("headers", "hold a NUL character, which Postgres cannot store")
+    if len(data) > _MOST_HEADERS:
+        raise BadOption("headers", f"have {len(data)} bytes, more than {_MOST_HEADERS}")
+    return text
 
 
 def as_seconds(value: float | timedelta) -> float:
@@ -168,7 +212,10 @@ def _keys(option: str, key: Key | None, values: Sequence[Any]) -> list[str] | No
         return None
     if isinstance(key, str):
         if option == "dedup_key" and len(values) > 1:
-            raise BadOption(option, "one dedup key for many jobs would keep only the first; give a function of the payload")
+            raise BadOption(
+                option,
+                "one dedup key for many jobs would keep only the first; give a function of the payload",
+            )
         return [key] * len(values)
     keys = [key(value) for value in values]
     for k in keys:
@@ -176,13 +223,5 @@ def _keys(option: str, key: Key | None, values: Sequence[Any]) -> list[str] | No
     return keys
 
 
-def _refs(rows: Sequence[Row], dedup_keys: list[str] | None) -> list[JobRef]:
-    refs = [JobRef(row[0], row[1]) for row in rows]
-    if dedup_keys is None:
-        return refs
-    # The function works through the keys in order of their bytes, whatever the caller's order was.
-    order = sorted(range(len(refs)), key=lambda i: (dedup_keys[i].encode(), i))
-    answer: list[JobRef | None] = [None] * len(refs)
-    for place, ref in zip(order, refs, strict=True):
-        answer[place] = ref
-    return [ref for ref in answer if ref is not None]
+def _refs(rows: Sequence[Row]) -> list[JobRef]:
+    return [JobRef(row[0], row[1]) for row in rows]

@@ -44,8 +44,8 @@ class UnknownJob(ConfigError):
         self.known = known
         hint = f" (registered: {', '.join(known)})" if known else ""
         super().__init__(
-            f"job {name!r} is not registered with this app{hint}; import the module that defines it, "
-            "or list it in App(external=[...]) when another service runs it"
+            f"job {name!r} is neither registered with this app{hint} nor declared in the database; import "
+            "the module that defines it, or declare it: start a worker that runs it once, or run pgqueue sync"
         )
 
 
@@ -73,9 +73,10 @@ class NotInTransaction(ConfigError):
     def __init__(self, handle: object) -> None:
         self.handle_type = f"{type(handle).__module__}.{type(handle).__qualname__}"
         super().__init__(
-            f"{self.handle_type} is in autocommit mode and outside a transaction: the row would be committed at once, "
-            "whatever becomes of your business rows. Open one (psycopg: `with conn.transaction():`, SQLAlchemy: "
-            "`with Session.begin() as session:` on an engine without AUTOCOMMIT, Django: `with transaction.atomic():`)"
+            f"{self.handle_type} is in autocommit mode and outside a transaction: the row would be committed "
+            "at once, whatever becomes of your business rows. Open one (psycopg: `with conn.transaction():`, "
+            "SQLAlchemy: `with Session.begin() as session:` on an engine without AUTOCOMMIT, Django: `with "
+            "transaction.atomic():`)"
         )
 
 
@@ -102,6 +103,16 @@ class SchemaOutdated(SchemaError):
         )
 
 
+class SchemaIncomplete(SchemaError):
+    """A statement named a table, column or function that the schema lacks."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(
+            f"the pgqueue schema is not the one this version needs ({problem}); run: pgqueue migrate"
+        )
+
+
 class SchemaTooNew(SchemaError):
     """The schema is newer than the code."""
 
@@ -119,8 +130,8 @@ class SchemaUnreadable(SchemaError):
     def __init__(self, database: str) -> None:
         self.database = database
         super().__init__(
-            f"this role may not read schema pgqueue of database {database!r}; as the owner of the schema run: "
-            "pgqueue migrate --grant KIND=ROLE (producer, worker, relay or reader)"
+            f"this role may not read schema pgqueue of database {database!r}; as the owner of the schema "
+            "run: pgqueue migrate --grant KIND=ROLE (producer, worker, relay or reader)"
         )
 
 

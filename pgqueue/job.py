@@ -1,4 +1,4 @@
-"""A job as the runtime sees it: the claimed row, the context a handler gets, and what became of an attempt."""
+"""A job as the runtime sees it: the claimed row, the context of a handler, and what became of an attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgqueue.errors import Cancelled
 
 
 class JobRef(NamedTuple):
-    """The answer to an enqueue: the job's id, and whether this call created it (False: its dedup key was taken)."""
+    """The answer to an enqueue: the job's id, and whether this call created it (no: dedup key taken)."""
 
     id: int
     created: bool
@@ -28,8 +28,8 @@ class Claim(NamedTuple):
 class Claimed(NamedTuple):
     """One row of a claim, in the column order of the claim statements.
 
-    `level` numbers the (queue, priority) pair of the claim from 1; `extra` is the JSON text of whatever a plain
-    job lacks (key, policy of its own, headers), None for a plain job.
+    `level` numbers the (queue, priority) pair of the claim from 1; `extra` is the JSON text of whatever a
+    plain job lacks (key, policy of its own, headers), None for a plain job.
     """
 
     level: int

@@ -1,8 +1,8 @@
 """Payloads: Python values of the handler's type to JSON and back, checked on both sides.
 
 The type is the handler's annotation: a dataclass, msgspec Struct, TypedDict, pydantic model, or anything JSON
-has. msgspec does the work (https://jcristharif.com/msgspec/); pydantic models do their own. JSON only: no pickle,
-no class is ever looked up by a name in a row.
+has. msgspec does the work (https://jcristharif.com/msgspec/); pydantic models do their own. JSON only: no
+pickle, no class is ever looked up by a name in a row.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _encode = msgspec.json.Encoder(decimal_format="string", enc_hook=_pydantic_to_bu
 class Codec:
     """Encodes and decodes the payloads of one name; `kind` is the annotated type (Any: no check).
 
-    `takes_payload=False` is a handler without payload: it refuses one at enqueue, and decodes whatever a producer
-    in another language sent along.
+    `takes_payload=False` is a handler without payload: it refuses one at enqueue, and decodes whatever a
+    producer in another language sent along.
     """
 
     __slots__ = ("decode", "kind", "name", "takes_payload")
@@ -57,35 +57,42 @@ class Codec:
             self.decode = kind.model_validate_json
             return
         try:
-            strange = next(_strange(msgspec.inspect.type_info(kind), set()), None)
+            strange = None if kind is Any else next(_strange(msgspec.inspect.type_info(kind), set()), None)
             self.decode = msgspec.json.Decoder(kind, dec_hook=_pydantic_from_builtins).decode
         except (TypeError, ValueError, NameError) as error:
-            raise ConfigError(f"job {name!r}: payload type {_called(kind)} has no JSON form: {error}") from error
+            raise ConfigError(
+                f"job {name!r}: payload type {_called(kind)} has no JSON form: {error}"
+            ) from error
         if strange is not None:
             raise ConfigError(
-                f"job {name!r}: payload type {_called(kind)} has no JSON form, because of {_called(strange)}; use a "
-                "dataclass, msgspec Struct, TypedDict, pydantic model or plain JSON types"
+                f"job {name!r}: payload type {_called(kind)} has no JSON form, because of {_called(strange)}"
+                "; use a dataclass, msgspec Struct, TypedDict, pydantic model or plain JSON types"
             )
 
     def encode(self, value: Any) -> str:
-        """Return the JSON text of a payload; raise BadPayload if it does not fit the type, JSON or the limit."""
+        """Return the JSON text of a payload; raise BadPayload if it fits not the type, JSON or the limit."""
         if not self.takes_payload and value is not None:
             raise BadPayload(self.name, "was given, but the handler takes none; enqueue it without one")
         try:
             data = _dump(value)
         except UnicodeError as error:
-            raise BadPayload(self.name, _first_fault(value) or "holds text that is not valid Unicode") from error
+            raise BadPayload(
+                self.name, _first_fault(value) or "holds text that is not valid Unicode"
+            ) from error
         except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise BadPayload(self.name, f"has no JSON form: {error}") from error
-        # msgspec writes NaN and infinity as null, and as "nan" and "inf" in keys: all of them may also be honest.
+        # msgspec writes NaN and infinity as null, in keys as "nan" and "inf": each may also be honest.
         if (b"null" in data or b'nan"' in data or b'inf"' in data) and (fault := _first_fault(value)):
             raise BadPayload(self.name, fault)
         if len(data) > LIMIT:
             raise BadPayload(
-                self.name, f"has {len(data)} bytes, more than {LIMIT}: store it elsewhere and enqueue a reference"
+                self.name,
+                f"has {len(data)} bytes, more than {LIMIT}: store it elsewhere and enqueue a reference",
             )
         if b"\\u0000" in data and NUL.search(data):
-            raise BadPayload(self.name, _first_fault(value) or "holds a NUL character, which Postgres cannot store")
+            raise BadPayload(
+                self.name, _first_fault(value) or "holds a NUL character, which Postgres cannot store"
+            )
         text = data.decode()
         if self.kind is not Any:
             try:
@@ -139,7 +146,7 @@ def _path(parts: tuple[str | int, ...]) -> str:
 
 
 def _strange(info: Any, seen: set[int]) -> Iterator[Any]:
-    """Walk msgspec's picture of a type; give the classes that neither msgspec nor pydantic can read from JSON."""
+    """Walk msgspec's picture of a type; give the classes that neither it nor pydantic can read from JSON."""
     if id(info) in seen:
         return
     seen.add(id(info))

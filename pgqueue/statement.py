@@ -55,8 +55,8 @@ def load(package: str, name: str) -> Mapping[str, Query]:
             raise ValueError(f"{package}/sql/{name}.sql names {block} twice")
         text = body.strip().rstrip(";")
         names = tuple(dict.fromkeys(m[1] for m in _PARAM.finditer(text) if m[1]))
-        # The text comes from a file of this package, never from a user: it is as literal as SQL in source code.
-        queries[block] = Query(block, cast(LiteralString, text), names)
+        # The text comes from a file of this package, never from a user: as literal as SQL in source code.
+        queries[block] = Query(block, cast("LiteralString", text), names)
     return queries
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.laws.source import Module, imports, modules
 
 FLOORS = {
-    0: "errors job states backoff cron events config payload horizon floors shelf",
+    0: "errors job states backoff cron events config payload handler horizon floors shelf",
     1: "dsn statement connection schema_version pipeline",
     2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare "
     "promote prune turn",
