@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +115,17 @@ class DepthSampled(Event):
     oldest_ready_s: float
 
 
+E = TypeVar("E", bound=Event)
+
+
 class Bus:
     """Carries events from the runtime to its subscribers."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[tuple[type[Event], Callable[[Event], None]], ...] = ()
+        self._subscribers: tuple[tuple[type[Event], Callable[[Any], None]], ...] = ()
         self._broken: set[int] = set()
 
-    def subscribe(self, kind: type[Event], hook: Callable[[Event], None]) -> None:
+    def subscribe(self, kind: type[E], hook: Callable[[E], None]) -> None:
         """Call `hook` with every event that is a `kind`."""
         self._subscribers = (*self._subscribers, (kind, hook))
 

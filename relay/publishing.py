@@ -1,0 +1,235 @@
+"""The publishing loop: write down the last batch, read the next, give it to the sink.
+
+No transaction is open while the sink works. A lost connection is opened again, with everything that was
+confirmed still to be marked; partitions change hands only between two batches.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from datetime import timedelta
+from threading import Event as Flag
+from typing import Final
+from uuid import UUID
+
+from pgqueue.connection import execute
+from pgqueue.dsn import one_line
+from pgqueue.events import Bus, LoopFailed, LoopRecovered
+from pgqueue.loop import IdlePoll, Trouble, Wake
+from relay import events as told
+from relay import partitions, publish
+from relay.config import RelayConfig
+from relay.cycle import Connection, Ledger, connect, cycle, write
+from relay.event import Unavailable
+from relay.floors import Batch, Floors
+from relay.publish import Failed
+from relay.send import Sent, no_answer, send
+from relay.sinks import Sink
+
+LOOP: Final = "publish"
+LOOK_FROM_ZERO_S: Final = 60.0
+IDLE_S: Final = 5.0
+SMALL_BATCH: Final = 10
+CALL_AGAIN_S: Final = 1.0
+LONGEST_RETRY_AFTER_S: Final = 300.0
+LATE_REMEMBERED: Final = 10_000
+#: Tries to mark what is confirmed when the database is away at the end; what is not marked is published again.
+FAREWELLS: Final = 3
+
+
+class Publishing:
+    """One loop on one connection; `progress` is the monotonic time of its last step."""
+
+    def __init__(self, config: RelayConfig, me: UUID, sink: Sink, bus: Bus, wake: Wake, stop: Flag) -> None:
+        self.config = config
+        self.progress = time.monotonic()
+        self._me = me
+        self._sink = sink
+        self._bus = bus
+        self._wake = wake
+        self._stop = stop
+        self._floors = Floors()
+        self._ledger = Ledger()
+        self._reasons: dict[int, str] = {}
+        self._lateness: dict[int, int] = {}
+        self._poll = IdlePoll(config.longest_poll)
+        self._database = Trouble()
+        self._broker = Trouble()
+        self._quiet_until = 0.0
+        self._rebalance_at = 0.0
+        self._zero_at = 0.0
+        self._armed_until = 0.0
+        self._narrow = True
+
+    def run(self) -> None:
+        """Publish until told to stop; then mark what is confirmed. Returns, never raises."""
+        farewells = FAREWELLS
+        while True:
+            try:
+                with connect(self.config.dsn, f"{self.config.name} publish") as conn:
+                    self._work(conn)
+                    self._write(conn)
+                return
+            except Exception as error:  # whatever the database or our own code did: the loop goes on
+                delay = self._database.failed()
+                self._bus.emit(LoopFailed(loop=LOOP, error=one_line(error), retry_in=delay))
+                self.progress = time.monotonic()
+                if self._stop.wait(delay):
+                    if not self._ledger or farewells == 0:
+                        return
+                    farewells -= 1
+                    time.sleep(delay)
+
+    def _work(self, conn: Connection) -> None:
+        self._floors.reset()
+        self._ledger.rejected.clear()
+        self._ledger.late.clear()
+        self._rebalance_at = 0.0
+        self._zero_at = time.monotonic() + LOOK_FROM_ZERO_S
+        while not self._stop.is_set():
+            self.progress = now = time.monotonic()
+            if now >= self._rebalance_at:
+                self._rebalance(conn)
+            if now < self._quiet_until:  # the sink is away, but the partitions are still ours to share
+                self._stop.wait(max(0.0, min(self._quiet_until, self._rebalance_at) - now))
+                continue
+            batch = self._look(conn)
+            if (seconds := self._database.over()) is not None:
+                self._bus.emit(LoopRecovered(loop=LOOP, seconds=seconds))
+            if batch.events:
+                self._publish(conn, batch)
+                self._poll.reset()
+            elif not batch.moved:
+                self._floors.settle(())
+                self._idle(conn)
+
+    def _look(self, conn: Connection) -> Batch:
+        config = self.config
+        now = time.monotonic()
+        if now >= self._zero_at:
+            self._floors.look_from_zero()
+            self._zero_at = now + LOOK_FROM_ZERO_S
+        asked = dict(self._floors.parts)
+        n = max(4, math.ceil(config.batch / max(1, len(asked)))) if self._narrow else config.batch
+        look, failed = cycle(
+            conn,
+            me=self._me,
+            ledger=self._ledger,
+            floors=asked,
+            n=n,
+            keep=config.keep,
+            policy=config.rejection,
+        )
+        self._tell_failed(failed)
+        batch = self._floors.absorb(look, asked=asked, n=n, now=time.monotonic())
+        if batch.lost:
+            self._bus.emit(told.PartitionsLost(parts=tuple(sorted(batch.lost))))
+        # A few partitions hold most of the work: read them as deep as a batch goes.
+        self._narrow = not (batch.full and 2 * len(batch.events) < config.batch)
+        return batch
+
+    def _publish(self, conn: Connection, batch: Batch) -> None:
+        config = self.config
+        todo = [event for event in batch.events if event.id not in self._ledger.stuck]
+        now, rest = todo[: 2 * config.batch], todo[2 * config.batch :]
+        began = time.monotonic()
+        sent = send(self._sink, now, deadline=began + config.send_timeout)
+        seconds = time.monotonic() - began
+        if not self._sink.marks:
+            self._ledger.confirmed.update(sent.confirmed)
+        self._floors.settle([*sent.unconfirmed, *rest])
+        if sent.confirmed:
+            age = (batch.at - now[0].created_at).total_seconds() + seconds
+            self._bus.emit(told.EventsPublished(count=len(sent.confirmed), seconds=seconds, oldest_s=age))
+        if sent.down is None and sent.unanswered and not sent.answered:
+            sent.down, sent.retry_after = no_answer(sent.unanswered)
+        self._ledger.rejected.update(sent.rejected)
+        self._reasons = dict(sent.rejected)
+        if sent.down is not None:
+            self._sink_is_down(conn, sent)
+            return
+        if sent.answered and (seconds_down := self._broker.over()) is not None:
+            self._bus.emit(told.SinkBack(sink=self._sink.name, seconds=seconds_down))
+        self._defer(sent)
+        if len(todo) < SMALL_BATCH and config.pause:
+            self._stop.wait(config.pause)
+
+    def _sink_is_down(self, conn: Connection, sent: Sent) -> None:
+        """Write down what is known, drop the connection to the broker, wait; no attempt is spent."""
+        self._write(conn)
+        self._sink.close()
+        asked = min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER_S)
+        delay = max(self._broker.failed(), asked)
+        self._quiet_until = time.monotonic() + delay
+        self._bus.emit(
+            told.SinkDown(sink=self._sink.name, problem=sent.down or "", retry_in=delay, fault=sent.fault)
+        )
+
+    def _defer(self, sent: Sent) -> None:
+        """Let an aggregate wait whose event got no answer while others got theirs: the sink is not away."""
+        if self._lateness:
+            for id_ in sent.confirmed:
+                self._lateness.pop(id_, None)
+        if not sent.unanswered:
+            return
+        if len(self._lateness) > LATE_REMEMBERED:
+            self._lateness.clear()
+        for id_, receipt in sent.unanswered.items():
+            self._ledger.late[id_] = (receipt.reason, self._lateness_delay(id_, receipt))
+        reason = next(iter(sent.unanswered.values())).reason
+        self._bus.emit(told.EventsDeferred(event_ids=tuple(sent.unanswered), reason=reason))
+
+    def _lateness_delay(self, id_: int, receipt: Unavailable) -> float:
+        policy = self.config.rejection
+        times = self._lateness[id_] = self._lateness.get(id_, 0) + 1
+        bound = min(policy.cap, policy.base * 2.0 ** min(times, 30))
+        return max(random.uniform(bound / 2, bound), min(receipt.retry_after or 0.0, LONGEST_RETRY_AFTER_S))
+
+    def _rebalance(self, conn: Connection) -> None:
+        """Take or give partitions up to the fair share; what is confirmed in them is marked before."""
+        config = self.config
+        self._write(conn)
+        execute(conn, partitions.beat(self._me, config.name, timedelta(seconds=config.lease)))
+        share = execute(conn, partitions.share())
+        have = self._floors.parts
+        taken: list[int] = []
+        given: list[int] = []
+        if len(have) > share.fair:
+            given = random.sample(list(have), len(have) - share.fair)
+            execute(conn, partitions.give(self._me, given))
+            self._floors.forget(given)
+        elif len(have) < share.fair:
+            taken = execute(conn, partitions.take(self._me, share.fair - len(have)))
+            self._floors.take(taken)
+        if taken or given:
+            self._bus.emit(
+                told.PartitionsChanged(
+                    taken=len(taken), given=len(given), owned=len(self._floors.parts), relays=share.relays
+                )
+            )
+        hungry = len(self._floors.parts) < share.partitions // max(1, share.relays)
+        every = min(CALL_AGAIN_S, config.lease / 3) if hungry else config.lease / 3
+        self._rebalance_at = time.monotonic() + every * random.uniform(0.8, 1.0)
+
+    def _idle(self, conn: Connection) -> None:
+        """Ask for a notification, look once more, then wait for it or for the poll timer."""
+        now = time.monotonic()
+        if self._floors.parts and now >= self._armed_until - IDLE_S / 2:
+            execute(conn, publish.idle(IDLE_S))
+            self._armed_until = now + IDLE_S
+            return
+        if self._wake.wait(max(0.0, min(self._poll.delay(), self._rebalance_at - now))):
+            self._poll.reset()
+
+    def _write(self, conn: Connection) -> None:
+        config = self.config
+        self._tell_failed(write(conn, self._ledger, keep=config.keep, policy=config.rejection))
+
+    def _tell_failed(self, failed: list[Failed]) -> None:
+        for one in failed:
+            reason = self._reasons.get(one.id, "")
+            self._bus.emit(
+                told.EventRejected(event_id=one.id, attempts=one.attempts, parked=one.parked, reason=reason)
+            )

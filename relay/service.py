@@ -1,0 +1,85 @@
+"""One relay: two threads on two connections, until it is told to stop.
+
+relay = Relay(config, sink, bus)
+relay.start()
+...
+relay.stop(grace=30)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from uuid import UUID, uuid4
+
+from pgqueue.events import Bus
+from pgqueue.loop import Wake
+from relay.config import RelayConfig
+from relay.events import RelayStarted
+from relay.publishing import Publishing
+from relay.sinks import Sink
+from relay.upkeep import Upkeep
+
+CONNECTIONS = 2
+#: The upkeep loop touches the database every half second; ten are a hang.
+UPKEEP_PATIENCE_S = 30.0
+
+
+class Relay:
+    """Publishes the outbox of one database to one sink. `id` is new with every start."""
+
+    def __init__(self, config: RelayConfig, sink: Sink, bus: Bus | None = None) -> None:
+        self.config = config
+        self.id: UUID = uuid4()
+        self._sink = sink
+        self._bus = bus or Bus()
+        wake = Wake()
+        self._wake = wake
+        self._stop_publishing = threading.Event()
+        self._stop_upkeep = threading.Event()
+        self._publishing = Publishing(config, self.id, sink, self._bus, wake, self._stop_publishing)
+        self._upkeep = Upkeep(config, self.id, self._bus, wake, self._stop_upkeep, self._progresses)
+        self._threads = (
+            threading.Thread(target=self._publishing.run, name="relay-publish", daemon=True),
+            threading.Thread(target=self._upkeep.run, name="relay-upkeep", daemon=True),
+        )
+
+    def start(self) -> None:
+        """Start both loops; returns at once. A database or broker that is away is waited for."""
+        config = self.config
+        self._bus.emit(
+            RelayStarted(
+                relay=config.name,
+                sink=self._sink.name,
+                batch=config.batch,
+                lease_s=config.lease,
+                connections=CONNECTIONS,
+            )
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, grace: float = 30.0) -> bool:
+        """Finish the batch, mark it, give the partitions back; False if that took longer than `grace` seconds."""
+        until = time.monotonic() + grace
+        publishing, upkeep = self._threads
+        self._stop_publishing.set()
+        self._wake.set()
+        publishing.join(max(0.0, until - time.monotonic()))
+        if publishing.is_alive():
+            return False
+        self._stop_upkeep.set()
+        upkeep.join(max(1.0, until - time.monotonic()))
+        self._sink.close()
+        return not upkeep.is_alive()
+
+    def stalled(self) -> str | None:
+        """Return which loop makes no progress, None while all is well. A sink that is away is no stall."""
+        if not self._progresses():
+            return f"publish: no progress for {time.monotonic() - self._publishing.progress:.0f} s"
+        if time.monotonic() - self._upkeep.progress > UPKEEP_PATIENCE_S and self._threads[1].is_alive():
+            return f"upkeep: no progress for {time.monotonic() - self._upkeep.progress:.0f} s"
+        return None
+
+    def _progresses(self) -> bool:
+        return time.monotonic() - self._publishing.progress < self.config.patience

@@ -1,0 +1,98 @@
+"""Where events go. One file per broker; a URL picks one, its scheme names it.
+
+A stranger's sink is an entry point of the group `relay.sinks`: name = scheme, object = a function that takes
+(url, SinkContext) and returns a Sink. tests/sinks holds the conformance suite that every sink passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Final, Protocol
+
+from pgqueue.errors import ConfigError, PgqueueError
+from relay.event import Event, Receipt
+
+
+class SinkUnavailable(PgqueueError):
+    """The broker is away: nothing is known about the events given. They are sent again; no attempt is spent."""
+
+    def __init__(self, sink: str, problem: str, *, retry_after: float | None = None) -> None:
+        self.sink = sink
+        self.problem = problem
+        self.retry_after = retry_after
+        super().__init__(f"sink {sink}: {problem}; the relay keeps trying")
+
+
+class Sink(Protocol):
+    """One broker.
+
+    `name` is for people and never shows a secret.
+    `ordered`: publish takes several events of one aggregate at once and keeps their order itself, also in
+    failure: after an event that is not confirmed none of its aggregate is confirmed in that call. If False, publish
+    never gets two events of one aggregate.
+    `marks`: publish marks its confirmed events as published in the same transaction.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ordered(self) -> bool: ...
+    @property
+    def marks(self) -> bool: ...
+
+    def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
+        """Send events and wait for the answers, at most the send timeout; return one receipt per event.
+
+        Raises SinkUnavailable where nothing is known of any of them.
+        """
+
+    def close(self) -> None:
+        """Drop connections; the next publish opens them again. Never waits for a broker that is away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkContext:
+    """What a sink may need to know; seconds."""
+
+    source: str
+    send_timeout: float = 30.0
+    dsn: str = ""
+    parallel: int = 16
+    keep: bool = True
+    subscribers: Callable[[str], Sequence[str]] | None = None
+    secrets: Sequence[str] = ()
+
+
+class UnknownSink(ConfigError):
+    """No sink of that scheme is there."""
+
+    def __init__(self, url: str, known: Sequence[str]) -> None:
+        self.scheme = url.partition(":")[0]
+        super().__init__(f"no sink for {self.scheme!r}: known are {', '.join(known)}; give --sink SCHEME:...")
+
+
+_HERE: Final[Mapping[str, str]] = {
+    "stdout": "relay.sinks.stdout",
+    "http": "relay.sinks.webhook",
+    "https": "relay.sinks.webhook",
+    "queue": "relay.sinks.queue",
+}
+
+
+def open_sink(url: str, context: SinkContext) -> Sink:
+    """Return the sink that a URL names; its module is imported now, connections are opened at the first publish.
+
+    Raises UnknownSink, or ConfigError for a URL the sink cannot use or an extra that is not installed.
+    """
+    scheme = url.partition(":")[0].lower()
+    strangers = {point.name: point for point in entry_points(group="relay.sinks")}
+    if scheme in _HERE:
+        make: Callable[[str, SinkContext], Sink] = import_module(_HERE[scheme]).open_sink
+    elif scheme in strangers:
+        make = strangers[scheme].load()
+    else:
+        raise UnknownSink(url, sorted({*_HERE, *strangers}))
+    return make(url, context)
