@@ -16,7 +16,8 @@ PARK_EVENT = "park-event"
 class RelayConfig:
     """What a relay is told. Durations of its own are seconds; what reaches the database is a timedelta.
 
-    `pause` follows a batch of fewer than ten events: 2 ms cost 1.5 ms of latency and save a quarter of a core.
+    `pause` follows a batch of fewer than ten events: 2 ms cost 1.5 ms of latency and save a quarter of a
+    core.
     """
 
     dsn: str
@@ -46,8 +47,8 @@ class RelayConfig:
         if self.inbox_retention <= longest:
             raise BadOption(
                 "inbox-retention",
-                f"{self.inbox_retention} is not longer than max-attempts x the longest delay ({longest}): a late "
-                "repetition would be applied twice",
+                f"{self.inbox_retention} is not longer than max-attempts x the longest delay ({longest}): "
+                "a late repetition would be applied twice",
             )
         if not self.source.strip():
             raise BadOption("source", "is empty; name this outbox, for example /outbox/shop")

@@ -1,7 +1,7 @@
 """The relay's connection, and the one round trip that writes down the last batch and reads the next.
 
-Writing and reading are two transactions of one pipeline: marks and failures are committed before the snapshot of
-the read is taken, so the read sees them. Nothing is open when the answer is here.
+Writing and reading are two transactions of one pipeline: marks and failures are committed before the snapshot
+of the read is taken, so the read sees them. Nothing is open when the answer is here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from relay.publish import Failed, Look, RejectionPolicy
 
 Connection = psycopg.Connection[Row]
 
-#: A plan made while the outbox was empty would scan it whole when it is not; a late JIT compile costs more than it saves.
+#: A plan made while the outbox was empty would scan it whole when it is not; a late JIT compile costs more
+#: than it saves.
 _SESSION = (
     "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
     "SET enable_seqscan = off",

@@ -1,8 +1,8 @@
 """An outbox event, before it is written and after it is read, and what a sink answers.
 
-An event travels as a CloudEvents 1.0 event (https://github.com/cloudevents/spec): `attributes` gives its context
-attributes for brokers that carry headers, `structured` the JSON envelope for those that do not. The key
-`outbox:<id>` is the same in every delivery: consumers drop repetitions by (source, key).
+An event travels as a CloudEvents 1.0 event (https://github.com/cloudevents/spec): `attributes` gives its
+context attributes for brokers that carry headers, `structured` the JSON envelope for those that do not. The
+key `outbox:<id>` is the same in every delivery: consumers drop repetitions by (source, key).
 """
 
 from __future__ import annotations
@@ -118,10 +118,12 @@ def attributes(event: Event, source: str) -> dict[str, str]:
         context["partitionkey"] = event.aggregate_id
     if event.version is not None and event.version >= 0:
         context["sequence"] = f"{event.version:0{SEQUENCE_DIGITS}}"
-    for name, value in event.headers.items():
-        if isinstance(value, str) and _EXTENSION.fullmatch(name) and name not in _RESERVED:
-            context[name] = value
-    return context
+    extensions = {
+        name: value
+        for name, value in event.headers.items()
+        if isinstance(value, str) and name not in _RESERVED and _EXTENSION.fullmatch(name)
+    }
+    return context | extensions
 
 
 def structured(event: Event, source: str) -> bytes:

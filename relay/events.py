@@ -72,7 +72,7 @@ class EventsDeferred(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkDown(Event):
-    """The sink is away; the relay tries again after `retry_in` seconds. `fault` is a traceback of a broken sink."""
+    """The sink is away and is tried again after `retry_in` seconds; `fault`: traceback of a broken one."""
 
     sink: str
     problem: str

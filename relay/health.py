@@ -1,4 +1,4 @@
-"""Tell an orchestrator whether the relay makes progress: by a port (200 or 503) or by a file (there or not)."""
+"""Tell an orchestrator whether the relay makes progress: by a port (200, 503) or a file (there or not)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serve(host: str, port: int, check: Check) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name of the one it replaces
             """Say nothing: probes come every few seconds."""
 
     server = ThreadingHTTPServer((host, port), Answer)
@@ -36,7 +36,7 @@ def serve(host: str, port: int, check: Check) -> ThreadingHTTPServer:
 
 
 def keep_file(path: Path, check: Check, stop: threading.Event) -> threading.Thread:
-    """Keep a file as long as the relay is well: touched every two seconds, removed when a loop stalls or at the end."""
+    """Keep a file while the relay is well: touched every two seconds, gone when a loop stalls or ends."""
 
     def watch() -> None:
         while not stop.wait(EVERY_S):

@@ -28,9 +28,10 @@ class Inbox:
     def claim(self, handle: Any, key: str, *, consumer: str, source: str) -> bool:
         """Take a key in the transaction of `handle`; False means that it was applied before.
 
-        Waits for an open transaction that has taken the same key, and wins if that one rolls back. At REPEATABLE
-        READ and above a key committed meanwhile is a serialization failure, like any other conflict there.
-        Raises NotInTransaction on a handle that would commit at once: the key would be taken without its effects.
+        Waits for an open transaction that has taken the same key, and wins if that one rolls back. At
+        REPEATABLE READ and above a key committed meanwhile is a serialization failure, like any other
+        conflict there. Raises NotInTransaction on a handle that would commit at once: the key would be taken
+        without its effects.
         """
         statement = _claim(key, consumer, source)
         require_transaction(handle)
@@ -43,7 +44,7 @@ class Inbox:
         return await execute_async(handle, statement)
 
     def newer(self, handle: Any, *, consumer: str, source: str, aggregate_id: str, version: int) -> bool:
-        """Note the version of an aggregate; False means that this one or a later one was seen: ignore the event.
+        """Note the version of an aggregate; False means that it or a later one was seen: ignore the event.
 
         For consumers that keep only the latest state. Waits for an open transaction on the same aggregate.
         """

@@ -1,7 +1,7 @@
 """Events set aside: look at them, retry them, skip them; hold an aggregate by hand.
 
-Two facts on the row say everything. `next_attempt_at` in the future: its whole aggregate waits. `parked_at`: this
-row is not read. A relay sees a change with its next read.
+Two facts on the row say everything. `next_attempt_at` in the future: its whole aggregate waits. `parked_at`:
+this row is not read. A relay sees a change with its next read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def skip(ids: Iterable[int]) -> Statement[list[int]]:
 
 
 def hold(aggregate_id: str, *, why: str) -> Statement[int | None]:
-    """Stop an aggregate at its oldest unpublished event; the answer is that event's id, None if there is none.
+    """Stop an aggregate at its oldest unpublished event; the answer is its id, None if there is none.
 
     `retry` with that id lets it go on. A batch that is being published is not called back.
     """

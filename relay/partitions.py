@@ -1,8 +1,8 @@
 """Who publishes which partition.
 
 `relay_partition` is the only authority: a partition belongs to the relay that stands in it as long as that
-relay's lease runs (one lease per relay, by the clock of the database). A relay takes and gives only between its
-batches, so (partition, owner) is the fence. Order does not rest on the leases; they bound duplicates.
+relay's lease runs (one lease per relay, by the clock of the database). A relay takes and gives only between
+its batches, so (partition, owner) is the fence. Order does not rest on the leases; they bound duplicates.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ERROR_CHARACTERS: Final = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """An event that was rejected or is held: `waits` while its time is in the future, else it is due again."""
+    """An event that was rejected or is held: `waits` while its time is in the future, else it is due."""
 
     part: int
     key: str
@@ -72,7 +72,7 @@ def mine(me: UUID) -> Statement[list[int]]:
 
 
 def trouble(parts: Sequence[int]) -> Statement[list[Trouble]]:
-    """Read the rejected and held events of these partitions; costs 0.6 us for each, so alert at a thousand."""
+    """Read the rejected and held events of these partitions: 0.6 us each, so alert at a thousand."""
     return Statement(_SQL["trouble"], {"parts": parts}, _trouble)
 
 
@@ -122,7 +122,7 @@ def fail(rejected: Mapping[int, str], policy: RejectionPolicy) -> Statement[list
 
 
 def defer(late: Mapping[int, tuple[str, float]]) -> Statement[None]:
-    """Let the aggregates of unanswered events wait (error, seconds); no attempt is spent. Skips locked rows."""
+    """Let aggregates of unanswered events wait (error, seconds); spends no attempt, skips locked rows."""
     params = {
         "ids": list(late),
         "errors": [_storable(error) for error, _ in late.values()],

@@ -35,7 +35,8 @@ SMALL_BATCH: Final = 10
 CALL_AGAIN_S: Final = 1.0
 LONGEST_RETRY_AFTER_S: Final = 300.0
 LATE_REMEMBERED: Final = 10_000
-#: Tries to mark what is confirmed when the database is away at the end; what is not marked is published again.
+#: Tries to mark what is confirmed when the database is away at the end; what is not marked is published
+#: again.
 FAREWELLS: Final = 3
 
 
@@ -71,8 +72,7 @@ class Publishing:
                 with connect(self.config.dsn, f"{self.config.name} publish") as conn:
                     self._work(conn)
                     self._write(conn)
-                return
-            except Exception as error:  # whatever the database or our own code did: the loop goes on
+            except Exception as error:  # noqa: BLE001  whatever happened, the loop goes on
                 delay = self._database.failed()
                 self._bus.emit(LoopFailed(loop=LOOP, error=one_line(error), retry_in=delay))
                 self.progress = time.monotonic()
@@ -81,6 +81,8 @@ class Publishing:
                         return
                     farewells -= 1
                     time.sleep(delay)
+            else:
+                return
 
     def _work(self, conn: Connection) -> None:
         self._floors.reset()

@@ -1,4 +1,4 @@
-"""What a relay writes to the log: one line per change, one depth line every few seconds, never one per event."""
+"""What a relay writes to the log: a line per change, a depth line now and then, never one per event."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class Report:
             count, self._published = self._published, 0
             seconds, self._since = now - self._since, now
         _log.info(
-            "outbox pending=%d oldest=%.1fs parked=%d blocked_aggregates=%d relays=%d orphan_partitions=%d published=%d rate=%.0f/s",
+            "outbox pending=%d oldest=%.1fs parked=%d blocked_aggregates=%d relays=%d orphan_partitions=%d "
+            "published=%d rate=%.0f/s",
             event.pending, event.oldest_pending_s, event.parked, event.blocked_aggregates, event.relays,
             event.orphan_partitions, count, count / max(seconds, 0.001),
         )  # fmt: skip

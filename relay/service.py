@@ -60,7 +60,7 @@ class Relay:
             thread.start()
 
     def stop(self, grace: float = 30.0) -> bool:
-        """Finish the batch, mark it, give the partitions back; False if that took longer than `grace` seconds."""
+        """Finish the batch, mark it, give the partitions back; False if it took longer than `grace` s."""
         until = time.monotonic() + grace
         publishing, upkeep = self._threads
         self._stop_publishing.set()

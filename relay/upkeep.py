@@ -69,9 +69,7 @@ class Upkeep:
                 with self._connect() as conn:
                     self._work(conn)
                     execute(conn, partitions.leave(self._me))
-                self._bus.emit(RelayStopped(relay=self.config.name, given=True))
-                return
-            except Exception as error:  # whatever happened: the loop goes on
+            except Exception as error:  # noqa: BLE001  whatever happened, the loop goes on
                 if self._stop.is_set():
                     self._bus.emit(RelayStopped(relay=self.config.name, given=False))
                     return
@@ -79,6 +77,9 @@ class Upkeep:
                 delay = self._trouble.failed()
                 self._bus.emit(LoopFailed(loop=LOOP, error=one_line(error), retry_in=delay))
                 self._stop.wait(delay)
+            else:
+                self._bus.emit(RelayStopped(relay=self.config.name, given=True))
+                return
 
     def _connect(self) -> Connection:
         conn = connect_to(self.config.dsn, autocommit=True, application_name=f"{self.config.name} upkeep")

@@ -17,7 +17,7 @@ from relay.event import Event, Receipt
 
 
 class SinkUnavailable(PgqueueError):
-    """The broker is away: nothing is known about the events given. They are sent again; no attempt is spent."""
+    """The broker is away: nothing is known of the events given. They are sent again, no attempt is spent."""
 
     def __init__(self, sink: str, problem: str, *, retry_after: float | None = None) -> None:
         self.sink = sink
@@ -31,8 +31,8 @@ class Sink(Protocol):
 
     `name` is for people and never shows a secret.
     `ordered`: publish takes several events of one aggregate at once and keeps their order itself, also in
-    failure: after an event that is not confirmed none of its aggregate is confirmed in that call. If False, publish
-    never gets two events of one aggregate.
+    failure: after an event that is not confirmed none of its aggregate is confirmed in that call. If False,
+    publish never gets two events of one aggregate.
     `marks`: publish marks its confirmed events as published in the same transaction.
     """
 
@@ -83,7 +83,7 @@ _HERE: Final[Mapping[str, str]] = {
 
 
 def open_sink(url: str, context: SinkContext) -> Sink:
-    """Return the sink that a URL names; its module is imported now, connections are opened at the first publish.
+    """Return the sink that a URL names; its module is imported now, connections open at the first publish.
 
     Raises UnknownSink, or ConfigError for a URL the sink cannot use or an extra that is not installed.
     """

@@ -12,8 +12,8 @@ from relay.sinks import SinkUnavailable
 class MemorySink:
     """Keeps what it accepted, in order, repetitions included.
 
-    `reject(event)` returns a reason or None. While `away` is set, nothing is accepted. While `stalled` is set,
-    publish blocks. `lose_replies` accepts that many calls and then says that it was away.
+    `reject(event)` returns a reason or None. While `away` is set, nothing is accepted. While `stalled` is
+    set, publish blocks. `lose_replies` accepts that many calls and then says that it was away.
     """
 
     name = "memory"

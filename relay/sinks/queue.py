@@ -3,8 +3,9 @@
     @app.on_event("order.placed")
     def reserve_stock(order: Order, job: Job) -> None: ...
 
-Exactly-once hand-over: there is no moment between publishing and marking. The event's payload is the job's, its
-aggregate the ordering key, its CloudEvents attributes the headers. An event without subscriber is published too.
+Exactly-once hand-over: there is no moment between publishing and marking. The event's payload is the job's,
+its aggregate the ordering key, its CloudEvents attributes the headers. An event without subscriber is
+published too.
 """
 
 from __future__ import annotations

@@ -34,6 +34,6 @@ class StdoutSink:
         """Keep the stream: it belongs to the process."""
 
 
-def open_sink(url: str, context: SinkContext) -> StdoutSink:
+def open_sink(_url: str, context: SinkContext) -> StdoutSink:
     """Return the sink for `stdout:`."""
     return StdoutSink(context.source, sys.stdout.buffer)

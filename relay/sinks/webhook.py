@@ -60,7 +60,7 @@ class WebhookSink:
         self._pool = ThreadPoolExecutor(context.parallel, thread_name_prefix="relay-webhook")
 
     def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
-        """POST each event; no request begins after the send timeout or once the receiver cannot be reached."""
+        """POST each event; none after the send timeout or once the receiver cannot be reached."""
         client = self._client = self._client or self._open()
         batch = _Batch(time.monotonic() + self._send_timeout)
         chains: dict[str, list[Event]] = {}
@@ -78,10 +78,10 @@ class WebhookSink:
             client.close()
 
     def _open(self) -> httpx.Client:
-        httpx = self._httpx
-        client: httpx.Client = httpx.Client(
-            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=self._parallel, max_keepalive_connections=self._parallel),
+        make = self._httpx
+        client: httpx.Client = make.Client(
+            timeout=make.Timeout(ANSWER_S, connect=CONNECT_S),
+            limits=make.Limits(max_connections=self._parallel, max_keepalive_connections=self._parallel),
             follow_redirects=False,
             trust_env=False,
             headers={"user-agent": "outbox-relay", "accept-encoding": "identity"},

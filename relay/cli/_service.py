@@ -1,9 +1,4 @@
-"""`outbox-relay`: the service, and what an operator does with events that were set aside.
-
-outbox-relay --sink https://example.org/events
-outbox-relay shop.jobs:app --sink queue:
-outbox-relay status | parked | retry ID .. | skip ID ..
-"""
+"""The service: read the options, start the relay, stop it at a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from importlib import import_module
@@ -23,15 +17,13 @@ from typing import Any
 
 import click
 
-from pgqueue.cli import Command, Commands, database, dsn_option, option
-from pgqueue.connection import execute
+from pgqueue.cli import Command, database, dsn_option, option
 from pgqueue.dsn import connect
 from pgqueue.errors import BadOption, ConfigError
 from pgqueue.events import Bus
 from pgqueue.schema_version import require_schema
-from relay import config, park
+from relay import config
 from relay.health import keep_file, serve
-from relay.lag import lag
 from relay.publish import RejectionPolicy
 from relay.report import Report
 from relay.service import Relay
@@ -41,7 +33,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
 _UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[timedelta]):
     """A length of time: 90, 90s, 15m, 12h, 7d."""
 
     name = "duration"
@@ -55,44 +47,8 @@ class Duration(click.ParamType):
         return timedelta(seconds=float(found[1]) * _UNIT[found[2] or "s"])
 
 
-class RelayCommands(Commands):
-    """The group; what does not begin with a subcommand starts the service."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(name for name, command in self.commands.items() if not command.hidden)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self.commands.get(cmd_name)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {"-h", "--help", "--version"}
-        if not args or (args[0] not in self.commands and args[0] not in own):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [row for param in self.commands["run"].get_params(ctx) if (row := param.get_help_record(ctx))]
-        with formatter.section("Options of the service"):
-            formatter.write_dl([row for row in rows if not row[0].startswith("-h")])
-        super().format_options(ctx, formatter)
-
-
-@click.group(
-    cls=RelayCommands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    options_metavar="[APP] [OPTIONS]",
-    subcommand_metavar="| COMMAND",
-)
-@click.version_option(package_name="pgqueue-relay", prog_name="outbox-relay")
-def main() -> None:
-    """Publish the events of the outbox to a sink, in order per aggregate, at least once.
-
-    APP (module:name) is needed only by the sink queue:, whose subscribers it holds.
-    """
-
-
-@main.command("run", cls=Command, hidden=True)
-@click.argument("app", required=False)
+@click.command("outbox-relay", cls=Command)
+@click.argument("app", required=False, envvar="OUTBOX_APP")
 @dsn_option
 @option(
     "--sink",
@@ -194,10 +150,10 @@ def main() -> None:
 @option(
     "--health-host",
     env="OUTBOX_HEALTH_HOST",
-    default="0.0.0.0",
+    default="0.0.0.0",  # noqa: S104  probes come from outside
     show_default=True,
     help="Address of the health port.",
-)  # noqa: S104  probes come from outside
+)
 @option(
     "--health-file",
     env="OUTBOX_HEALTH_FILE",
@@ -220,8 +176,15 @@ def main() -> None:
     show_default=True,
     help="How long a stop may take.",
 )
-@option("--log-level", env="OUTBOX_LOG_LEVEL", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)  # fmt: skip
-def run(dsn: str | None, sink: str, app: str | None, **options: Any) -> None:
+@option(
+    "--log-level",
+    env="OUTBOX_LOG_LEVEL",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged, to stderr.",
+)
+def command(dsn: str | None, sink: str, app: str | None, **options: Any) -> None:
     """Run the service until SIGTERM or SIGINT; a second signal ends it at once."""
     logging.basicConfig(
         level=options["log_level"].upper(),
@@ -267,69 +230,6 @@ def run(dsn: str | None, sink: str, app: str | None, **options: Any) -> None:
             )
             logging.shutdown()
             os._exit(1)
-
-
-@main.command("status", cls=Command)
-@dsn_option
-def status(dsn: str | None) -> None:
-    """Show the depth of the outbox and who publishes it."""
-    with database(dsn) as url, connect(url) as conn:
-        require_schema(conn)
-        seen = execute(conn, lag())
-    click.echo(f"pending             {seen.pending}")
-    click.echo(f"oldest pending      {seen.oldest_pending_s:.1f} s")
-    click.echo(f"parked              {seen.parked}")
-    click.echo(f"blocked aggregates  {seen.blocked_aggregates}")
-    click.echo(f"relays              {seen.relays}")
-    click.echo(f"orphan partitions   {seen.orphan_partitions}")
-
-
-@main.command("parked", cls=Command)
-@dsn_option
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Rows at most.")
-@click.option("--after", type=int, default=0, show_default=True, help="Only ids above this one.")
-def parked(dsn: str | None, limit: int, after: int) -> None:
-    """List events that are parked or wait, oldest first."""
-    with database(dsn) as url, connect(url) as conn:
-        require_schema(conn)
-        rows = execute(conn, park.parked(after=after, limit=limit))
-    for row in rows:
-        what = "blocks" if row.blocks and row.parked_at else "waits" if row.blocks else "parked"
-        click.echo(
-            f"{row.id}\t{what}\t{row.event_type}\t{row.aggregate_id or '-'}\tattempts={row.attempts}\t{_line(row.last_error)}"
-        )
-    if len(rows) == limit:
-        click.echo(f"more: outbox-relay parked --after {rows[-1].id}", err=True)
-
-
-@main.command("retry", cls=Command)
-@dsn_option
-@click.argument("ids", type=int, nargs=-1, required=True)
-def retry(dsn: str | None, ids: tuple[int, ...]) -> None:
-    """Make parked or waiting events due again."""
-    _change(dsn, ids, park.retry, "due again")
-
-
-@main.command("skip", cls=Command)
-@dsn_option
-@click.argument("ids", type=int, nargs=-1, required=True)
-def skip(dsn: str | None, ids: tuple[int, ...]) -> None:
-    """Set events aside for good, so that the later ones of their aggregates go on."""
-    _change(dsn, ids, park.skip, "skipped")
-
-
-def _change(dsn: str | None, ids: Sequence[int], verb: Callable[[Sequence[int]], Any], what: str) -> None:
-    with database(dsn) as url, connect(url) as conn:
-        require_schema(conn)
-        done = set(execute(conn, verb(ids)))
-    for id_ in ids:
-        click.echo(f"{id_}\t{what if id_ in done else 'unchanged: no such unpublished event in trouble'}")
-    if not done:
-        raise click.exceptions.Exit(1)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:200]
 
 
 def _settings(url: str, dbname: str, options: dict[str, Any]) -> config.RelayConfig:
