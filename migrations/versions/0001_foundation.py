@@ -57,7 +57,7 @@ def upgrade() -> None:
         _run(_CREATE_SCHEMA)
         if _recorded():
             return
-    _run(_text("0001_foundation.sql"))
+    _run(_script())
     if _guest():
         _run(_RECORD)
 
@@ -65,7 +65,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     if _guest() and not op.get_context().as_sql and not _recorded():
         return
-    _run(_reverse(_text("0001_foundation.sql")))
+    _run(_reverse(_script()))
     if _guest():
         _run(_FORGET)
 
@@ -78,8 +78,8 @@ def _reverse(script: str) -> str:
     return "".join(f"DROP {kind} {', '.join(reversed(names))};\n" for kind, names in made.items())
 
 
-def _text(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+def _script() -> str:
+    return Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
 
 
 def _guest() -> bool:
