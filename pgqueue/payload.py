@@ -75,12 +75,10 @@ class Codec:
             raise BadPayload(self.name, "was given, but the handler takes none; enqueue it without one")
         try:
             data = _dump(value)
-        except UnicodeError as error:
-            raise BadPayload(
-                self.name, _first_fault(value) or "holds text that is not valid Unicode"
-            ) from error
         except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise BadPayload(self.name, f"has no JSON form: {error}") from error
+            # pydantic wraps the UnicodeEncodeError of a lone surrogate in an error of its own.
+            fault = _first_fault(value) if "surrogates" in str(error) else None
+            raise BadPayload(self.name, fault or f"has no JSON form: {error}") from error
         # msgspec writes NaN and infinity as null, in keys as "nan" and "inf": each may also be honest.
         if (b"null" in data or b'nan"' in data or b'inf"' in data) and (fault := _first_fault(value)):
             raise BadPayload(self.name, fault)

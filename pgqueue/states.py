@@ -33,6 +33,8 @@ TRANSITIONS: dict[tuple[State | None, str], frozenset[State]] = {
     (None, "enqueue"): frozenset({State.READY, State.DELAYED, State.BLOCKED}),
     (State.DELAYED, "promote"): frozenset({State.READY, State.BLOCKED}),
     (State.BLOCKED, "lane moves on"): frozenset({State.READY}),
+    (State.READY, "pause"): frozenset({State.BLOCKED}),
+    (State.BLOCKED, "resume"): frozenset({State.READY}),
     (State.READY, "claim"): frozenset({State.IN_FLIGHT}),
     (State.READY, "cancel"): frozenset({State.DONE}),
     (State.DELAYED, "cancel"): frozenset({State.DONE}),
