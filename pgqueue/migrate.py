@@ -38,7 +38,7 @@ class Grant:
 
 
 def upgrade(dsn: str, revision: str = "head", *, patience: Patience | None = None) -> None:
-    """Migrate up to `revision`; nothing happens if the database is there already.
+    """Migrate up to `revision`; nothing happens if the database is there or beyond.
 
     Makes the schema if it is missing and the role may. Raises SchemaTooNew, UnknownRevision, MigrationBlocked
     (somebody's lock), MigrationRefused (rights, server version, read-only) or DatabaseUnreachable.

@@ -88,7 +88,8 @@ def move(dsn: str, goal: str | None, *, down: bool, patience: Patience) -> None:
             if serves(schema) and not down and goal == REVISION:
                 return
             raise SchemaTooNew(schema.revision, REVISION)
-        if down and (schema.revision is None or (goal or "") > schema.revision):
+        at, to = schema.revision or "", goal or ""
+        if (at < to) if down else (at > to):
             return
         for attempt in range(1, patience.tries + 1):
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import IO, Any, TypeVar
@@ -18,7 +18,7 @@ import click
 import psycopg
 
 from pgqueue import dsn as dsns
-from pgqueue.errors import PgqueueError
+from pgqueue.errors import DatabaseUnreachable, PgqueueError
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -117,7 +117,12 @@ def database(dsn: str | None) -> Iterator[str]:
         return
     from pgqueue.embedded import open_dsn
 
-    with open_dsn(chosen) as running:
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(open_dsn(chosen))
+        except OSError as error:
+            problem = f"{error.strerror}: {error.filename}; name a folder that this account can write"
+            raise DatabaseUnreachable(chosen, problem) from error
         yield running
 
 

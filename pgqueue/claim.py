@@ -1,0 +1,132 @@
+"""Claim: ready jobs become in flight, under a new lease.
+
+The order inside a worker's round is ack, claim, lane_claim, lane_release, all in one READ COMMITTED transaction;
+route runs before it in its own. Everything locks with SKIP LOCKED, so no claim ever waits. Each row comes back as
+a `Claimed`; the answer of `claim` also tells how far it looked (see `pgqueue.floors`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pgqueue.job import Claimed
+from pgqueue.statement import Row, Statement, load, nothing, scalar, table
+
+_SQL = load("pgqueue", "claim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What a claim may take: levels in order, the position to read each from (or up to), and the known names."""
+
+    queues: list[str]
+    priorities: list[int]
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Jobs of a claim in level order. `full`: level (from 0) -> last position examined, where the window was full.
+
+    `keyed`: whether keyed jobs may be waiting, so that the next round should look at lanes.
+    """
+
+    jobs: list[Claimed]
+    full: Mapping[int, int]
+    keyed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The last number drawn from the sequence and who may still commit a lower one; `cost` in seconds."""
+
+    last: int
+    holders: list[str]
+    cost: float
+
+
+def claim(
+    scope: Scope, floors: Sequence[int], n: int, lease: int, visibility: timedelta, route: Mapping[str, int]
+) -> Statement[Answer]:
+    """Claim up to n unkeyed jobs; `route` gives the floor of the keyed jobs of each queue."""
+    params = _params(scope, n, lease, visibility) | {
+        "floors": list(floors),
+        "route_queues": list(route),
+        "route_floors": list(route.values()),
+    }
+    return Statement(_SQL["claim"], params, _answer)
+
+
+def suspects(
+    scope: Scope, ceilings: Sequence[int], n: int, lease: int, visibility: timedelta, *, low: int, high: int
+) -> Statement[list[Claimed]]:
+    """Claim up to n jobs that lost their worker `low` to `high` times before; each gets a `lost` attempt in its log."""
+    params = _params(scope, n, lease, visibility) | {"ceilings": list(ceilings), "low": low, "high": high}
+    return Statement(_SQL["suspects"], params, _jobs)
+
+
+def suspects_alone(scope: Scope, ceilings: Sequence[int]) -> Statement[bool]:
+    """Tell whether a job waits that must run with nothing beside it. Takes no lock."""
+    params = {"queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "ceilings": list(ceilings)}
+    return Statement(_SQL["suspects_alone"], params, scalar)
+
+
+def route(floors: Mapping[str, int]) -> Statement[list[Row]]:
+    """Make sure that every key above the floors has its lane; rows (queue number from 1, examined, last pos)."""
+    return Statement(_SQL["route"], {"queues": list(floors), "floors": list(floors.values())}, table)
+
+
+def lane_claim(
+    scope: Scope, floors: Sequence[int], lanes: int, depth: int, lease: int, visibility: timedelta
+) -> Statement[list[Claimed]]:
+    """Take up to `lanes` lanes and up to `depth` jobs of each, oldest first; `pos` is the lane's."""
+    params = {
+        "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
+        "k": lanes, "m": depth, "lease": lease, "visibility": visibility,
+    }  # fmt: skip
+    return Statement(_SQL["lane_claim"], params, _jobs)
+
+
+def lane_release(lanes: Sequence[tuple[str, str]], lease: int, wait: float) -> Statement[None]:
+    """Give back (queue, key) lanes held under one lease, claimable again after `wait` seconds."""
+    params = {
+        "queues": [queue for queue, _ in lanes], "keys": [key for _, key in lanes], "lease": lease,
+        "wait": timedelta(seconds=wait),
+    }  # fmt: skip
+    return Statement(_SQL["lane_release"], params, nothing)
+
+
+def horizon() -> Statement[Observation]:
+    """Observe the sequence: last number, then holders. Belongs after the snapshot whose rows it is to vouch for."""
+    return Statement(_SQL["horizon"], {}, lambda rows: Observation(last=rows[0][0], holders=rows[0][1], cost=rows[0][2]))
+
+
+def paused() -> Statement[list[Row]]:
+    """List what is paused: rows ('queue' or 'name', which)."""
+    return Statement(_SQL["paused"], {}, table)
+
+
+def _params(scope: Scope, n: int, lease: int, visibility: timedelta) -> dict[str, object]:
+    return {
+        "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "n": n, "lease": lease,
+        "visibility": visibility,
+    }  # fmt: skip
+
+
+def _jobs(rows: Sequence[Row]) -> list[Claimed]:
+    return [Claimed._make(row) for row in rows]
+
+
+def _answer(rows: Sequence[Row]) -> Answer:
+    jobs = [Claimed._make(row) for row in rows]
+    facts = jobs.pop()
+    jobs.sort(key=_place)
+    full = {int(level) - 1: pos for level, pos in json.loads(facts.extra).items()} if facts.extra else {}
+    return Answer(jobs=jobs, full=full, keyed=facts.payload == "1")
+
+
+def _place(job: Claimed) -> tuple[int, int]:
+    return job.level, job.pos

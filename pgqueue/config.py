@@ -1,0 +1,82 @@
+"""Settings of a worker, validated once at the edge. All durations are seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pgqueue.errors import ConfigError
+
+MAX_CLAIM = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How one worker process works.
+
+    `concurrency`: jobs at once of each kind (threads for `def`, tasks for `async def`, child processes).
+    `queues`: served strictly in the order written; `reserved`: slots that only one queue may use.
+    `visibility`: how long a claim stands without a heartbeat. `prefetch`: jobs claimed beyond the running ones,
+    None = by their duration, at most 500.
+    """
+
+    queues: tuple[str, ...] = ("default",)
+    reserved: dict[str, int] = field(default_factory=dict)
+    concurrency: int = 8
+    prefetch: int | None = None
+    visibility: float = 30.0
+    poll: float = 1.0
+    grace: float = 30.0
+    flush: float = 0.02
+    sweep: float = 0.25
+    ledger: float = 7 * 86_400.0
+    depth_every: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not self.queues:
+            raise ConfigError("queues: name at least one, e.g. --queues critical,default,bulk")
+        if len(set(self.queues)) != len(self.queues):
+            raise ConfigError(f"queues: {', '.join(self.queues)} names one twice")
+        for queue in self.queues:
+            if not queue.strip() or len(queue.encode()) > 200:
+                raise ConfigError(f"queues: {queue[:40]!r} is blank or longer than 200 bytes")
+        if not 1 <= self.concurrency <= 10_000:
+            raise ConfigError(f"concurrency: {self.concurrency} is not between 1 and 10000")
+        if self.prefetch is not None and not 0 <= self.prefetch <= 5_000:
+            raise ConfigError(f"prefetch: {self.prefetch} is not between 0 and 5000")
+        for name, value, low, high in (
+            ("visibility", self.visibility, 1.0, 3_600.0),
+            ("poll", self.poll, 0.01, 60.0),
+            ("grace", self.grace, 0.0, 86_400.0),
+            ("sweep", self.sweep, 0.05, 30.0),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{name}: {value:g} s is not between {low:g} and {high:g} s")
+        for queue, slots in self.reserved.items():
+            if queue not in self.queues:
+                raise ConfigError(f"queues: {queue!r} has a reserved slot but is not served")
+            if slots < 1:
+                raise ConfigError(f"queues: {queue}={slots} reserves no slot")
+        if sum(self.reserved.values()) >= self.concurrency and self.reserved:
+            raise ConfigError(
+                f"queues: {sum(self.reserved.values())} reserved slots leave none of {self.concurrency} for the other queues"
+            )
+
+
+def parse_queues(text: str, concurrency: int) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Read `critical=1,default,bulk`: the queues in order, and the slots reserved for one of them.
+
+    With three queues or more and no reservation spelled out, the first keeps one slot (if there are two or more).
+    """
+    queues: list[str] = []
+    reserved: dict[str, int] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, mark, slots = part.partition("=")
+        queues.append(name.strip())
+        if mark:
+            if not slots.strip().isdigit():
+                raise ConfigError(f"queues: {part!r} should read NAME or NAME=SLOTS")
+            if int(slots):
+                reserved[name.strip()] = int(slots)
+    if len(queues) >= 3 and "=" not in text and concurrency > 1:
+        reserved[queues[0]] = 1
+    return tuple(queues), reserved

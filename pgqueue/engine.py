@@ -1,0 +1,301 @@
+"""The engine: the loop that writes results and claims jobs, in a thread and on a connection of its own.
+
+Each turn drains what the slots have finished, decides how many jobs to claim, and sends both as one round. With
+nothing to claim and free slots it announces itself idle (see `heartbeat.idle`), looks once more, and waits for a
+notification or its poll timer, 10 ms rising to the longest poll. Every 250 ms or so one process of all sweeps a
+queue from the start: late commits, and suspects whose worker was lost. A suspect that was lost twice runs with
+nothing beside it: the engine lets the rest end first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+
+from pgqueue.config import WorkerSettings
+from pgqueue.events import Bus, LoopFailed, LoopRecovered
+from pgqueue.hand import Hand
+from pgqueue.intake import Intake
+from pgqueue.job import Claimed
+from pgqueue.loop import IdlePoll, Trouble
+from pgqueue.quota import Quota
+from pgqueue.round import Leases, Results, Rounds
+from pgqueue.shelf import Item, LaneHold, Shelf
+from pgqueue.writeoff import WriteOff
+
+#: Shelved jobs that nobody has started for so long go back to the queue: others may have a free slot.
+STALL = 2.0
+
+
+class Engine:
+    """Claims for one worker process. Everything here runs in the engine's thread unless it says otherwise."""
+
+    def __init__(
+        self,
+        *,
+        settings: WorkerSettings,
+        hand: Hand,
+        quota: Quota,
+        intake: Intake,
+        write_off: WriteOff,
+        slots: Sequence[Any],
+        leases: Leases,
+        connect: Callable[[], psycopg.Connection[Any]],
+        bus: Bus,
+        worker: str,
+    ) -> None:
+        self._settings = settings
+        self._hand = hand
+        self._quota = quota
+        self._intake = intake
+        self._write_off = write_off
+        self._slots = slots
+        self._leases = leases
+        self._connect = connect
+        self._bus = bus
+        self._worker = worker
+        self._visibility = timedelta(seconds=settings.visibility)
+        self._period = timedelta(seconds=settings.sweep)
+        self._rounds: Rounds | None = None
+        self._poll = IdlePoll(settings.poll)
+        self._trouble = Trouble()
+        self._observed_at = self._armed_at = self._turn_at = self._retry_at = 0.0
+        self._observe_every = 0.0
+        self._moved = (0, 0.0)
+        self._alone = False
+        self._alone_id: int | None = None
+        self._below: deque[str] = deque()
+        self._unloaded = False
+        self.draining = threading.Event()
+        self.abandoning = threading.Event()
+        self.stopped = threading.Event()
+        #: Monotonic time of the last turn that worked: what the health check looks at.
+        self.alive_at = time.monotonic()
+
+    def set_paused(self, queues: frozenset[str], names: frozenset[str]) -> None:
+        """Leave these queues and names out; read what is not paused any more from 0. Called from any thread."""
+        before_queues, before_names = self._intake.paused_queues, self._intake.paused_names
+        if (queues, names) == (before_queues, before_names):
+            return
+        self._intake.pause(queues, names)
+        self.look_below(self._settings.queues if before_names - names else before_queues - queues)
+
+    def look_below(self, queues: Collection[str]) -> None:
+        """Start these queues from 0: rows below the floors are ready again. Called from any thread."""
+        self._below.extend(queues)
+        self._hand.wake.set()
+
+    def run(self) -> None:
+        """Work until `draining` is set and nothing is in hand any more (or `abandoning` gives back what is)."""
+        more = True
+        while True:
+            if not more:
+                self._hand.wake.wait(self._pause())
+            if self.draining.is_set():
+                self._unload()
+                if not self._hand.held:
+                    break
+            if self._trouble.active and time.monotonic() < self._retry_at:
+                more = False
+                continue
+            try:
+                more = self._turn()
+            except psycopg.Error as error:
+                self._failed(error)
+                more = False
+                if self.abandoning.is_set():
+                    break  # no database to give the jobs back to: their leases run out
+            else:
+                self.alive_at = time.monotonic()
+                if (seconds := self._trouble.over()) is not None:
+                    self._bus.emit(LoopRecovered(loop="claim", seconds=seconds))
+        if self._rounds is not None:
+            self._rounds.connection.close()
+        self.stopped.set()
+
+    def _pause(self) -> float:
+        """Return how long to wait for news."""
+        if self._trouble.active:
+            return min(0.1, max(0.001, self._retry_at - time.monotonic()))
+        if self._write_off.waiting or any(len(s.shelf) for s in self._slots) or self.draining.is_set():
+            return self._settings.flush
+        if self._alone:
+            return self._settings.flush
+        return min(self._poll.delay(), max(0.001, self._turn_at - time.monotonic()))
+
+    def _turn(self) -> bool:
+        """Do one round; tell whether to go on without waiting."""
+        now = time.monotonic()
+        rounds = self._open()
+        intake, quota = self._intake, self._quota
+        if self._below:
+            intake.floors.lower(self._drain_below())
+        quota.learn()
+        for slots in self._slots:
+            slots.set_low_water(quota.prefetch() // 2)
+        self._unstall(now)
+        results = self._write_off.collect()
+        claiming = not self._alone and not self.draining.is_set()
+        wishes = intake.wishes() if claiming else []
+        lane_wish = intake.lane_wish() if wishes and intake.keyed else None
+        arm = self._settings.queues if wishes and not self._hand.held and now - self._armed_at > 4.0 else ()
+        turn = self._settings.queues if claiming and now >= self._turn_at else ()
+        observe = intake.floors.wants_proof() and now - self._observed_at >= self._observe_every
+        if self._alone and not self._hand.held and not results:
+            return self._run_alone()
+        if not (results or wishes or turn):
+            return False
+        settled = intake.floors.horizon.settled
+        rounds.unsure.update(c.id for c in results.done)
+        out = rounds.run(
+            results, wishes, route_floors=intake.route_floors, lane_wish=lane_wish, observe=observe, arm=arm, turn=turn,
+            sweep_period=self._period,
+        )  # fmt: skip
+        self._write_off.settle(results, out)
+        rounds.unsure.clear()
+        if self._write_off.nudge:
+            rounds.nudge(self._settings.queues)
+            self._write_off.nudge = False
+        if self._alone_id is not None and self._alone_id not in self._hand.held:
+            self._alone, self._alone_id = False, None
+        got = sum(intake.took(wish, settled, answer) for wish, answer in zip(wishes, out.answers, strict=False))
+        again = bool(results.lanes)
+        if wishes and out.answers:
+            newly_keyed = out.answers[-1].keyed and not intake.keyed
+            intake.keyed = out.answers[-1].keyed or bool(self._hand.lanes)
+            again = again or newly_keyed
+        if lane_wish is not None:
+            got += intake.took_lanes(lane_wish, out)
+        if observe and out.observation is not None:
+            self._observed_at, self._observe_every = now, min(0.25, 20 * out.observation.cost)
+            intake.floors.observed(out.observation.last, out.observation.holders, now)
+        if turn:
+            self._turn_at = now + self._settings.sweep
+            if out.sweep:
+                got += self._sweep(out.sweep)
+        if got:
+            self._poll.reset()
+            return again
+        if arm:
+            self._armed_at = now
+            return True  # announced just now: look once more before waiting
+        return again
+
+    def _sweep(self, queues: Sequence[str]) -> int:
+        """Look at these queues from the start."""
+        began = time.monotonic()
+        free = self._quota.free()
+        wish = self._intake.sweep_wish(queues, max(0, min(free, 500)))
+        if not wish.levels:
+            return 0
+        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
+        answer, recovered, waiting = self._open().sweep(wish, ceilings, recovering=free > 0, alone=False)
+        got = self._intake.swept(wish, answer, recovered)
+        if waiting:
+            self._alone = True
+        cost = time.monotonic() - began
+        if 20 * cost > self._settings.sweep:
+            self._open().postpone(queues, 20 * cost)
+        return got
+
+    def _run_alone(self) -> bool:
+        """Take one suspect, now that nothing else is in hand; tell whether to go on without waiting."""
+        wish = self._intake.sweep_wish(self._settings.queues, 1)
+        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
+        _, found, _ = self._open().sweep(wish, ceilings, recovering=False, alone=True)
+        if not found:
+            self._alone = False
+            return True
+        self._alone_id = found[0].id
+        self._intake.shelve(self._intake.numbered(wish, found), recovered=1)
+        return False
+
+    def _unstall(self, now: float) -> None:
+        """Wake slots that missed work; give back shelved jobs that nobody here will start soon."""
+        waiting = [s for s in self._slots if len(s.shelf)]
+        if not waiting:
+            self._moved = (self._hand.attempts, now)
+            return
+        if self._hand.attempts != self._moved[0]:
+            self._moved = (self._hand.attempts, now)
+            self._quota.stalled = False
+        for slots in waiting:
+            if slots.has_idle:
+                slots.wake_all()
+            elif now - self._moved[1] > STALL:
+                self._quota.stalled = True
+                self._give_back(slots.shelf)
+
+    def _unload(self) -> None:
+        """Give back what was not started; at the end of the grace period, what still runs."""
+        if not self._unloaded:
+            self._unloaded = True
+            for slots in self._slots:
+                slots.stop()
+        for slots in self._slots:
+            self._give_back(slots.shelf)
+        if self.abandoning.is_set():
+            for job_id in list(self._hand.running):
+                if (running := self._hand.running.pop(job_id, None)) is not None:
+                    self._write_off.give_back(running.claimed)
+            self._write_off.give_back_lanes()
+
+    def _give_back(self, shelf: Shelf) -> None:
+        for item in shelf.clear():
+            self._return(item)
+
+    def _return(self, item: Item) -> None:
+        if isinstance(item, LaneHold):
+            self._hand.lane_over(item)
+        elif isinstance(item, Claimed):
+            self._write_off.give_back(item)
+
+    def _drain_below(self) -> list[str]:
+        queues = []
+        while self._below:
+            queues.append(self._below.popleft())
+        return queues
+
+    def _open(self) -> Rounds:
+        if self._rounds is None or self._rounds.connection.closed:
+            unsure = self._rounds.unsure if self._rounds is not None else set()
+            self._rounds = Rounds(self._connect(), self._leases, self._visibility, self._worker)
+            self._rounds.unsure = unsure
+            self._intake.drop()
+            self._armed_at = 0.0
+        return self._rounds
+
+    def _failed(self, error: psycopg.Error) -> None:
+        """Wait before the next try; a statement that fails on its own is tried result by result."""
+        wait = self._trouble.failed()
+        self._retry_at = time.monotonic() + wait
+        self._bus.emit(LoopFailed(loop="claim", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait))
+        rounds = self._rounds
+        if rounds is None:
+            return
+        if rounds.connection.closed or isinstance(error, psycopg.OperationalError):
+            rounds.connection.close()
+        elif results := self._write_off.collect():
+            self._one_by_one(rounds, results)
+
+    def _one_by_one(self, rounds: Rounds, results: Results) -> None:
+        """Write results apart from each other, so that one that cannot be written does not keep the others."""
+        singles = [Results(done=[c]) for c in results.done] + [Results(ended=[e]) for e in results.ended]
+        for single in singles:
+            try:
+                out = rounds.run(single, route_floors={})
+            except psycopg.Error as error:
+                if rounds.connection.closed:
+                    return
+                self._bus.emit(LoopFailed(loop="claim", error=f"result dropped, its lease will run out: {error}", retry_in=0.0))
+                self._write_off.forget(single)
+            else:
+                self._write_off.settle(single, out)
+
+

@@ -1,0 +1,109 @@
+"""Where claims begin: one floor per level, raised only by proof.
+
+A level is a (queue, priority) pair. `floor` is proven: no job that is ready, or can still become visible, stands
+at or below it (bar guards, see `pgqueue.horizon`). `high` is how far claims have looked. A claim starts at the
+floor as soon as something new is settled - it is the one that proves the next floor - and otherwise not further
+back than `SLACK` below `high`, so that its cost does not grow with what it has already drained. What such a claim
+passes by is found by the next one that starts at the floor, or by the sweep, which starts at 0: nothing is ever
+lost to a floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pgqueue.horizon import Horizon
+
+#: Entries of a level that one claim examines at most (the LIMIT in `claim.sql`).
+WINDOW = 5000
+SLACK = WINDOW
+EVERYTHING = 2**63 - 1
+
+
+class Floors:
+    """The floors of one process."""
+
+    def __init__(self, levels: Sequence[tuple[str, int]]) -> None:
+        self.levels = tuple(levels)
+        self.horizon: Horizon[int] = Horizon()
+        self.floor = [0] * len(levels)
+        self.high = [0] * len(levels)
+        #: Upper bounds for the suspect scan: jobs this process cannot have claimed lie above.
+        self.ceiling = [EVERYTHING] * len(levels)
+
+    def starts(self) -> list[int]:
+        """Return the position above which the next claim reads, per level."""
+        settled = self.horizon.settled
+        return [f if settled > f else max(f, h - SLACK) for f, h in zip(self.floor, self.high, strict=True)]
+
+    def claimed(
+        self,
+        levels: Sequence[int],
+        starts: Sequence[int],
+        settled: int,
+        last: tuple[int, int] | None,
+        full: Mapping[int, int],
+        *,
+        exhausted: bool,
+    ) -> None:
+        """Take in what a claim saw.
+
+        It read `levels` (counted from 0) from `starts`, with the horizon at `settled` before it was sent; `last` is
+        the (level, pos) of its last job; `full` the last position examined in levels whose window was full;
+        `exhausted` tells that it found fewer jobs than it asked for.
+        """
+        for level, start in zip(levels, starts, strict=True):
+            if exhausted:
+                covered = full.get(level, EVERYTHING)
+                looked = full.get(level, 0)
+            elif last is None or level > last[0]:
+                continue
+            elif level == last[0]:
+                covered = looked = last[1]
+            else:
+                # Whether this level's window was full is not known; so many numbers it held for certain.
+                covered, looked = start + WINDOW, 0
+            if start <= self.floor[level] and settled > self.floor[level]:
+                self.floor[level] = max(self.floor[level], min(settled, covered))
+            self.high[level] = max(self.high[level], looked)
+            self.ceiling[level] = self.high[level] if looked else EVERYTHING
+
+    def saw(self, rows: Iterable[tuple[int, int]]) -> None:
+        """Note the (level, pos) of claimed jobs."""
+        for level, pos in rows:
+            if pos > self.high[level]:
+                self.high[level] = pos
+
+    def observed(self, last: int, holders: Sequence[str], now: float) -> None:
+        """Take in an observation of the sequence; go back where a guard ended, or where the sequence did."""
+        if last < max(self.high, default=0) or last < self.horizon.settled:
+            self.drop()
+            return
+        back = self.horizon.observe(last=last, holders=holders, now=now, floors=dict(enumerate(self.floor)))
+        if back is not None:
+            self.floor = [min(f, back.get(level, 0)) for level, f in enumerate(self.floor)]
+
+    def wants_proof(self) -> bool:
+        """Tell whether an observation could raise a floor."""
+        settled = self.horizon.settled
+        return self.horizon.pending or self.horizon.guarded or any(h > settled for h in self.high)
+
+    def swept(self, levels: Iterable[int], last: Mapping[int, int]) -> None:
+        """Go back: a sweep found as many jobs as it took, so there may be more behind its last ones."""
+        for level in levels:
+            if level in last:
+                self.floor[level] = self.high[level] = last[level]
+
+    def lower(self, queues: Iterable[str]) -> None:
+        """Start these queues from 0: rows below the floors became ready (released, resumed)."""
+        wanted = set(queues)
+        for level, (queue, _) in enumerate(self.levels):
+            if queue in wanted:
+                self.floor[level] = self.high[level] = 0
+
+    def drop(self) -> None:
+        """Start everything from 0 and forget the proof: reconnect, failover, new names."""
+        self.horizon.reset()
+        self.floor = [0] * len(self.levels)
+        self.high = [0] * len(self.levels)
+        self.ceiling = [EVERYTHING] * len(self.levels)

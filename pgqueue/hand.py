@@ -1,0 +1,86 @@
+"""In hand: everything a worker process holds, and the way results travel to the loop that writes them.
+
+Slots (threads, tasks) report here and wake the loop; the loop drains. All containers are dicts and deques whose
+single operations are atomic, so nobody waits for a lock per job. Whoever removes a job from `running` owns its
+outcome: the slot when the handler returns, the monitor when it gives the attempt up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pgqueue.job import Buried, Claimed, Dropped, Job, Outcome, Released, Retried, Snoozed
+from pgqueue.loop import Wake
+from pgqueue.shelf import LaneHold
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One attempt at work. `limit`: seconds it may take; `cancel`: how to stop it, None where that is impossible."""
+
+    claimed: Claimed
+    job: Job | None
+    started: float
+    limit: float
+    cancel: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that ended otherwise than well (or well, where somebody listens for it)."""
+
+    claimed: Claimed
+    outcome: Outcome
+    seconds: float
+
+
+class Hand:
+    """What this process holds."""
+
+    def __init__(self, wake: Wake) -> None:
+        self.wake = wake
+        #: Claimed and not yet written off, by id.
+        self.held: dict[int, Claimed] = {}
+        #: Lanes in hand, by (queue, key).
+        self.lanes: dict[tuple[str, str, int], LaneHold] = {}
+        self.running: dict[int, Running] = {}
+        self.done: deque[Claimed] = deque()
+        self.ended: deque[Ended] = deque()
+        self.lanes_over: deque[LaneHold] = deque()
+        #: Lanes whose next job another kind of slot must run.
+        self.handed_on: deque[LaneHold] = deque()
+        #: Jobs somebody asked to cancel, and jobs whose lease is gone.
+        self.cancelled: set[int] = set()
+        self.lost: set[int] = set()
+        #: Handler seconds and attempts, for the size of the next claim; approximate on purpose.
+        self.busy_s = 0.0
+        self.attempts = 0
+
+    def finish(self, claimed: Claimed, outcome: Outcome, started: float) -> None:
+        """Report how an attempt ended; the caller has removed it from `running`."""
+        seconds = time.monotonic() - started
+        self.busy_s += seconds
+        self.attempts += 1
+        if claimed.id in self.cancelled and isinstance(outcome, Retried | Snoozed | Released | Buried):
+            outcome = Dropped()
+        self.ended.append(Ended(claimed, outcome, seconds))
+
+    def advance(self, lane: LaneHold, outcome: Outcome) -> bool:
+        """Move a lane on after its first job ended; tell whether the next one may run now."""
+        if isinstance(outcome, Released):
+            return False
+        lane.jobs.popleft()
+        if isinstance(outcome, Retried | Snoozed):
+            lane.wait = outcome.delay
+            return False
+        return bool(lane.jobs)
+
+    def lane_over(self, lane: LaneHold) -> None:
+        """Report that no further job of this lane will run under this hold."""
+        self.lanes_over.append(lane)
+        self.wake.set()
+
+

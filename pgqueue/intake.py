@@ -1,0 +1,197 @@
+"""Intake: what to claim next, and where the claimed jobs go.
+
+Keeps the floors, builds the wishes of a round, and puts what came back on the shelves of the slots that run it.
+All of it runs in the engine's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from pgqueue.claim import Answer, Scope
+from pgqueue.config import WorkerSettings
+from pgqueue.events import Bus, JobsClaimed
+from pgqueue.floors import Floors
+from pgqueue.hand import Hand
+from pgqueue.job import Buried, Claimed, Failure, Outcome
+from pgqueue.quota import Quota
+from pgqueue.round import LaneWish, Outcomes, Wish
+from pgqueue.run import Runner, expired
+from pgqueue.shelf import Item, LaneHold
+from pgqueue.tasks import TaskSlots
+from pgqueue.threads import ThreadSlots
+
+
+class Intake:
+    """Claims and shelves for one process. `levels[0]` does not exist: SQL counts levels from 1."""
+
+    def __init__(
+        self,
+        *,
+        settings: WorkerSettings,
+        runners: Mapping[str, Runner],
+        levels: Sequence[tuple[str, int]],
+        hand: Hand,
+        quota: Quota,
+        threads: ThreadSlots,
+        tasks: TaskSlots | None,
+        bus: Bus,
+    ) -> None:
+        self._settings = settings
+        self._runners = runners
+        self._levels = levels
+        self._hand = hand
+        self._quota = quota
+        self._threads = threads
+        self._tasks = tasks
+        self._bus = bus
+        self.floors = Floors(levels[1:])
+        self.cursor = [0] * (len(levels) - 1)
+        self.route_floors = dict.fromkeys(settings.queues, 0)
+        self._lane_floors = [0] * (len(levels) - 1)
+        self._looked_whole_at = 0.0
+        self.keyed = False
+        self.paused_names: frozenset[str] = frozenset()
+        self.paused_queues: frozenset[str] = frozenset()
+        self._names = list(runners)
+
+    def pause(self, queues: frozenset[str], names: frozenset[str]) -> None:
+        """Leave these queues and names out of the next claims."""
+        self.paused_queues, self.paused_names = queues, names
+        self._names = [name for name in self._runners if name not in names]
+
+    def drop(self) -> None:
+        """Start everything from 0."""
+        self.floors.drop()
+        self.cursor = [0] * len(self.cursor)
+        self._forget_lanes()
+
+    def wishes(self) -> list[Wish]:
+        """Return the claims of the next round."""
+        starts = self.floors.starts()
+        wishes = []
+        for queues, n in self._quota.claims():
+            if levels := self._levels_of(queues):
+                wishes.append(self._wish(levels, n, starts))
+        return wishes
+
+    def lane_wish(self) -> LaneWish | None:
+        """Return the claim of lanes of the next round; every 250 ms it looks at all of them."""
+        lanes, depth = self._quota.lanes()
+        levels = self._levels_of(self._settings.queues)
+        if not lanes or not levels:
+            return None
+        now = time.monotonic()
+        if now - self._looked_whole_at > self._settings.sweep:
+            self._looked_whole_at = now
+            self._forget_lanes()
+        wish = self._wish(levels, lanes, self._lane_floors)
+        return LaneWish(levels=levels, scope=wish.scope, starts=wish.starts, lanes=lanes, depth=depth)
+
+    def sweep_wish(self, queues: Collection[str], n: int) -> Wish:
+        """Return a claim of these queues from their start, or from where the last sweep's window ended."""
+        return self._wish(self._levels_of(queues), n, self.cursor)
+
+    def took(self, wish: Wish, settled: int, answer: Answer) -> int:
+        """Shelve the jobs of a claim and move the floors; return how many there were."""
+        jobs = self.numbered(wish, answer.jobs)
+        last = (jobs[-1].level - 1, jobs[-1].pos) if jobs else None
+        full = {wish.levels[place]: pos for place, pos in answer.full.items()}
+        self.floors.claimed(wish.levels, wish.starts, settled, last, full, exhausted=len(jobs) < wish.n)
+        self.floors.saw((job.level - 1, job.pos) for job in jobs)
+        self.shelve(jobs)
+        return len(jobs)
+
+    def swept(self, wish: Wish, answer: Answer, recovered: Sequence[Claimed]) -> int:
+        """Shelve what a sweep found; return how many jobs that were."""
+        jobs = self.numbered(wish, answer.jobs)
+        full = {wish.levels[place]: pos for place, pos in answer.full.items()}
+        last = {job.level - 1: job.pos for job in jobs}
+        if jobs and len(jobs) == wish.n:
+            self.floors.swept(wish.levels, last)
+        for level in wish.levels:
+            self.cursor[level] = full.get(level, 0)
+        self.shelve(jobs)
+        self.shelve(self.numbered(wish, recovered), recovered=len(recovered))
+        return len(jobs) + len(recovered)
+
+    def took_lanes(self, wish: LaneWish, out: Outcomes) -> int:
+        """Shelve the jobs of a lane claim, one item a lane; return how many lanes came."""
+        for place, _, last in out.routed:
+            if last is not None:
+                self.route_floors[self._settings.queues[place - 1]] = last
+        holds: dict[tuple[str, str, int], LaneHold] = {}
+        for job in sorted(self.numbered(wish, out.lane_jobs), key=lambda j: j.id):
+            queue, key = self._levels[job.level][0], json.loads(job.extra or "{}")["key"]
+            hold = holds.get((queue, key, job.lease))
+            if hold is None:
+                hold = holds[queue, key, job.lease] = LaneHold(queue, key, job.lease, job.level, job.pos)
+            hold.jobs.append(job)
+            self._lane_floors[job.level - 1] = max(self._lane_floors[job.level - 1], job.pos)
+        for name, hold in holds.items():
+            hold.ids = tuple(job.id for job in hold.jobs)
+            self._hand.held.update((job.id, job) for job in hold.jobs)
+            self._hand.lanes[name] = hold
+            while hold.jobs and (verdict := self._verdict(hold.jobs[0])) is not None:
+                self._hand.finish(hold.jobs.popleft(), verdict, time.monotonic())
+            if hold.jobs:
+                self.dispatch(hold)
+            else:
+                self._hand.lane_over(hold)
+        if holds:
+            self._bus.emit(JobsClaimed(count=len(out.lane_jobs)))
+        return len(holds)
+
+    def shelve(self, jobs: list[Claimed], recovered: int = 0) -> None:
+        """Put jobs on the shelves of the slots that run them."""
+        if not jobs:
+            return
+        self._hand.held.update((job.id, job) for job in jobs)
+        runners, levels = self._runners, self._levels
+        shelves: dict[tuple[bool, str], list[Item]] = {}
+        for job in jobs:
+            if job.extra is not None and (verdict := self._verdict(job)) is not None:
+                self._hand.finish(job, verdict, time.monotonic())
+            else:
+                shelves.setdefault((runners[job.name].kind.is_async, levels[job.level][0]), []).append(job)
+        for (is_async, queue), items in shelves.items():
+            self._put(is_async, queue, items)
+        self._bus.emit(JobsClaimed(count=len(jobs), recovered=recovered))
+
+    def dispatch(self, lane: LaneHold) -> None:
+        """Put a lane on the shelf of the slots that run its next job."""
+        self._put(self._runners[lane.jobs[0].name].kind.is_async, lane.queue, [lane])
+
+    def _put(self, is_async: bool, queue: str, items: list[Item]) -> None:
+        slots = self._tasks if is_async and self._tasks is not None else self._threads
+        slots.shelf.put(queue, items)
+        slots.wake(self._quota.slots_for(len(items)))
+
+    def _verdict(self, job: Claimed) -> Outcome | None:
+        """Decide about a job that is not to run at all."""
+        if expired(job):
+            failure = Failure(error_type="Expired", message="its expires_at had passed before a worker could run it")
+            return Buried(reason="expired", failure=failure)
+        return self._runners[job.name].lost(job)
+
+    def _wish(self, levels: list[int], n: int, starts: Sequence[int]) -> Wish:
+        pairs = [self._levels[level + 1] for level in levels]
+        scope = Scope(queues=[q for q, _ in pairs], priorities=[p for _, p in pairs], names=self._names)
+        return Wish(levels=levels, scope=scope, starts=[starts[level] for level in levels], n=n)
+
+    def _levels_of(self, queues: Collection[str]) -> list[int]:
+        wanted = set(queues) - self.paused_queues
+        return [level for level, (queue, _) in enumerate(self._levels[1:]) if queue in wanted]
+
+    def numbered(self, wish: Wish | LaneWish, jobs: Sequence[Claimed]) -> list[Claimed]:
+        """Number the levels of a partial claim as this process does."""
+        levels = wish.levels
+        if len(levels) == len(self._levels) - 1:
+            return list(jobs)
+        return [job._replace(level=levels[job.level - 1] + 1) for job in jobs]
+
+    def _forget_lanes(self) -> None:
+        self._lane_floors = [0] * len(self._lane_floors)
+        self.route_floors = dict.fromkeys(self.route_floors, 0)

@@ -1,0 +1,76 @@
+"""The monitor: stops attempts that should not go on.
+
+Over its time: a task is cancelled, a child process killed, a thread given up (its result is ignored, its slot
+stays taken until the handler returns). Cancelled: the handler is told, and whatever it does the job never runs
+again. Lease lost: the handler is told; its result would be refused anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from pgqueue.hand import Hand, Running
+from pgqueue.processes import ProcessRunner
+from pgqueue.run import Runner
+
+
+class Monitor:
+    """Watches the running attempts of one process. Runs in the pulse's thread."""
+
+    def __init__(self, hand: Hand, runners: Mapping[str, Runner]) -> None:
+        self._hand = hand
+        self._runners = runners
+
+    def look(self) -> None:
+        """Give up the attempts that are over their time."""
+        now = time.monotonic()
+        for running in list(self._hand.running.values()):
+            if now - running.started > running.limit:
+                self._give_up(running)
+
+    def cancel(self, ids: Iterable[int]) -> None:
+        """Tell the handlers of these jobs to stop; the jobs never run again."""
+        for job_id in ids:
+            self._hand.cancelled.add(job_id)
+            if (running := self._hand.running.get(job_id)) is not None:
+                self._tell(running)
+
+    def lost(self, ids: Iterable[int]) -> None:
+        """Tell the handlers of jobs whose lease is gone to stop."""
+        for job_id in ids:
+            running = self._hand.running.get(job_id)
+            if running is not None and job_id not in self._hand.lost:
+                self._hand.lost.add(job_id)
+                self._tell(running)
+
+    def _tell(self, running: Running) -> None:
+        if running.job is not None:
+            running.job._cancelled = True
+        runner = self._runners[running.claimed.name]
+        if running.cancel is not None:
+            running.cancel()
+        elif isinstance(runner, ProcessRunner):
+            runner.kill(running.claimed.id)
+
+    def _give_up(self, running: Running) -> None:
+        """Decide the outcome in the handler's place: whoever removes the attempt from `running` decides."""
+        claimed = running.claimed
+        if self._hand.running.pop(claimed.id, None) is None:
+            return
+        if running.job is not None:
+            running.job._cancelled = True
+        runner = self._runners[claimed.name]
+        outcome = runner.timed_out(claimed, running.limit)
+        lane = next((hold for hold in list(self._hand.lanes.values()) if claimed.id in hold.ids), None)
+        self._hand.finish(claimed, outcome, running.started)
+        if lane is not None:
+            self._hand.advance(lane, outcome)
+            self._hand.lane_over(lane)
+        if running.cancel is not None:
+            running.cancel()
+        elif isinstance(runner, ProcessRunner):
+            runner.kill(claimed.id)
+        self._hand.wake.set()
+
+

@@ -1,0 +1,175 @@
+"""Process slots: child processes for handlers that compute, crash or hold the interpreter lock.
+
+A slot thread sends one job to a child and waits for the answer, so the child is the only thing that can go wrong:
+a child that dies (out of memory, a fault in C code) is an attempt that failed, and one that runs over its time is
+killed. Children are started with `spawn` (forking a process with threads copies locked locks) and reused. The
+handler is found in the child by importing its module: it must be a plain function at the top of one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pgqueue.app import App, JobType
+from pgqueue.errors import ConfigError
+from pgqueue.job import Claimed, Outcome
+from pgqueue.run import Runner
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class ChildDied(Exception):
+    """The child process that ran the handler ended before it answered."""
+
+
+class Children:
+    """Idle children, ready for the next job."""
+
+    def __init__(self) -> None:
+        self._idle: deque[Child] = deque()
+        self._all: set[Child] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self) -> Child:
+        """Return an idle child, or start one."""
+        while True:
+            try:
+                child = self._idle.pop()
+            except IndexError:
+                child = Child()
+                with self._lock:
+                    self._all.add(child)
+                if self._closed:
+                    child.kill()
+                return child
+            if child.alive:
+                return child
+
+    def give(self, child: Child) -> None:
+        """Take a child back after its job."""
+        if child.alive and not self._closed:
+            self._idle.append(child)
+        else:
+            with self._lock:
+                self._all.discard(child)
+
+    def close(self) -> None:
+        """Kill all children, idle or at work."""
+        self._closed = True
+        with self._lock:
+            for child in self._all:
+                child.kill()
+
+
+class Child:
+    """One child process and the pipe to it."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = _spawn.Pipe()
+        self._process = _spawn.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether the process still runs."""
+        return self._process.is_alive()
+
+    def call(self, module: str, qualname: str, claimed: Claimed, queue: str, priority: int) -> Outcome:
+        """Run one job in the child; raises ChildDied if the child ends before it answers."""
+        try:
+            self._pipe.send((module, qualname, tuple(claimed), queue, priority))
+            answer: Outcome = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(5.0)
+            code = self._process.exitcode
+            how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+            raise ChildDied(f"the child process of the handler ended with {how}") from error
+        return answer
+
+    def kill(self) -> None:
+        """Kill the process at once."""
+        self._process.kill()
+
+
+class ProcessRunner(Runner):
+    """Runs the jobs of one job type in child processes."""
+
+    __slots__ = ("_children", "_levels", "_where", "at_work")
+
+    def __init__(self, kind: JobType[Any], children: Children, levels: list[tuple[str, int]]) -> None:
+        super().__init__(kind)
+        handler = kind.handler
+        self._where = (handler.__module__, handler.__qualname__)
+        if "<locals>" in handler.__qualname__ or handler.__module__ == "__main__":
+            raise ConfigError(
+                f"job {kind.name!r}: a process=True handler must be importable; define it at the top of a module "
+                f"(it is {handler.__module__}.{handler.__qualname__})"
+            )
+        self._children = children
+        self._levels = levels
+        #: Which child runs which job, for the one who has to kill it.
+        self.at_work: dict[int, Child] = {}
+
+    def call(self, claimed: Claimed, job: Any) -> Outcome:
+        """Run the handler in a child process and wait for it."""
+        child = self._children.take()
+        self.at_work[claimed.id] = child
+        try:
+            return child.call(*self._where, claimed, *self._levels[claimed.level])
+        except ChildDied as error:
+            return self.failed(claimed, job, error)
+        finally:
+            self.at_work.pop(claimed.id, None)
+            self._children.give(child)
+
+    def kill(self, job_id: int) -> None:
+        """Kill the child that runs this job."""
+        if (child := self.at_work.get(job_id)) is not None:
+            child.kill()
+
+
+def _serve(pipe: Connection, parent: int) -> None:
+    """Answer jobs until the pipe closes. Runs in the child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    runners: dict[tuple[str, str], Runner] = {}
+    while True:
+        try:
+            module, qualname, row, queue, priority = pipe.recv()
+        except (EOFError, OSError):
+            return
+        claimed = Claimed._make(row)
+        try:
+            runner = runners.get((module, qualname))
+            if runner is None:
+                runner = runners[module, qualname] = Runner(_find(module, qualname))
+        except Exception as error:  # the module may raise anything while it is imported
+            pipe.send(_unimportable(claimed, error))
+            continue
+        pipe.send(runner.call(claimed, runner.context(claimed, queue, priority)))
+        if os.getppid() != parent:
+            return
+
+
+def _find(module: str, qualname: str) -> JobType[Any]:
+    found: Any = __import__(module, fromlist=["_"])
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, JobType):
+        raise ConfigError(f"{module}.{qualname} is not a job handler in the child process")
+    return found
+
+
+def _unimportable(claimed: Claimed, error: Exception) -> Outcome:
+    def nothing() -> None: ...
+
+    return Runner(App().job(claimed.name)(nothing)).failed(claimed, None, error)
+
+

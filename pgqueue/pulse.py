@@ -1,0 +1,221 @@
+"""The pulse: heartbeats, notifications and chores, in a thread and on a connection of its own.
+
+It shares nothing with the handlers but the interpreter: a handler that blocks its thread or its event loop cannot
+delay a heartbeat. Beside the heartbeats it listens for wake-ups, watches running attempts (over their time,
+cancelled, lease lost), and takes its turn at promoting due jobs, pruning, folding counters and sampling depth.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import psycopg.sql
+
+from pgqueue.claim import paused
+from pgqueue.config import WorkerSettings
+from pgqueue.depth import gauge, sample
+from pgqueue.engine import Engine
+from pgqueue.events import Bus, DepthSampled, LoopFailed, LoopRecovered
+from pgqueue.hand import Hand
+from pgqueue.heartbeat import beat, channels, heartbeat, lane_heartbeat, signals
+from pgqueue.job import Claim
+from pgqueue.loop import Trouble
+from pgqueue.monitor import Monitor
+from pgqueue.pipeline import Pipeline
+from pgqueue.promote import notify, promote
+from pgqueue.prune import chores, fold
+from pgqueue.turn import turn
+
+PROMOTE = timedelta(seconds=0.25)
+#: A due time this far below the latest promoted one may still be committed and is looked for every time.
+LATE = timedelta(seconds=30)
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Pulse:
+    """Keeps one worker process alive in the database."""
+
+    def __init__(
+        self,
+        *,
+        settings: WorkerSettings,
+        hand: Hand,
+        engine: Engine,
+        monitor: Monitor,
+        connect: Callable[[], psycopg.Connection[Any]],
+        bus: Bus,
+        nonce: int,
+    ) -> None:
+        self._settings = settings
+        self._visibility = timedelta(seconds=settings.visibility)
+        self._hand = hand
+        self._engine = engine
+        self._monitor = monitor
+        self._connect = connect
+        self._bus = bus
+        self._nonce = nonce
+        self._connection: psycopg.Connection[Any] | None = None
+        self._trouble = Trouble()
+        self._stop = threading.Event()
+        self._reader, self._writer = os.pipe()
+        self._promoted_to = LONG_AGO
+        self._looked_whole_at = 0.0
+        self._due: dict[str, float] = {}
+        self.alive_at = time.monotonic()
+
+    def stop(self) -> None:
+        """End the loop; called from another thread."""
+        self._stop.set()
+        os.write(self._writer, b".")
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        while not self._stop.is_set():
+            try:
+                self._turn()
+            except (psycopg.Error, OSError) as error:
+                wait = self._trouble.failed()
+                self._bus.emit(LoopFailed(loop="heartbeat", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait))
+                if self._connection is not None:
+                    self._connection.close()
+                self._wait(wait)
+            else:
+                self.alive_at = time.monotonic()
+                if (seconds := self._trouble.over()) is not None:
+                    self._bus.emit(LoopRecovered(loop="heartbeat", seconds=seconds))
+                self._listen()
+        if self._connection is not None:
+            self._connection.close()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _turn(self) -> None:
+        """Do whatever is due."""
+        connection = self._open()
+        self._monitor.look()
+        settings = self._settings
+        if self._is_due("heartbeat", settings.visibility / 3):
+            self._heartbeat(connection)
+        if self._is_due("signals", 1.0) and self._hand.running:
+            with Pipeline(connection) as p:
+                asked = p.send(signals(list(self._hand.running)))
+            self._monitor.cancel(asked.result())
+        if self._is_due("promote", PROMOTE.total_seconds()):
+            self._promote(connection)
+        if self._is_due("beat", 5.0):
+            with Pipeline(connection) as p:
+                p.send(beat(self._nonce, len(self._hand.held), draining=self._engine.draining.is_set()))
+        if self._is_due("paused", 1.0):
+            with Pipeline(connection) as p:
+                found = p.send(paused())
+            rows = found.result()
+            self._engine.set_paused(
+                frozenset(name for kind, name in rows if kind == "queue"), frozenset(name for kind, name in rows if kind == "name")
+            )
+        if self._is_due("sample", 5.0):
+            with Pipeline(connection) as p:
+                p.begin()
+                p.send(sample(settings.queues))
+                p.commit()
+        if self._is_due("prune", 10.0):
+            self._prune(connection)
+        if self._is_due("depth", settings.depth_every) and self._bus.wants(DepthSampled):
+            self._tell_depth(connection)
+
+    def _heartbeat(self, connection: psycopg.Connection[Any]) -> None:
+        held = [Claim(c.id, c.lease) for c in list(self._hand.held.values())]
+        if not held:
+            return
+        with Pipeline(connection) as p:
+            standing = p.send(heartbeat(held, self._visibility))
+            if lanes := list(self._hand.lanes):
+                p.send(lane_heartbeat(lanes, self._visibility))
+        self._monitor.lost(set(c.id for c in held).difference(standing.result()))
+
+    def _promote(self, connection: psycopg.Connection[Any]) -> None:
+        now = time.monotonic()
+        if now - self._looked_whole_at > 60.0:
+            self._looked_whole_at, self._promoted_to = now, LONG_AGO
+        while not self._stop.is_set():
+            with Pipeline(connection) as p:
+                promoted = p.send(promote(max(LONG_AGO, self._promoted_to - LATE) if self._promoted_to > LONG_AGO else LONG_AGO, PROMOTE))
+            got = promoted.result()
+            if got.latest is not None:
+                self._promoted_to = max(self._promoted_to, got.latest)
+                self._hand.wake.set()
+                with Pipeline(connection) as p:
+                    p.send(notify(got.queues))
+            if got.count < 1000:
+                return
+
+    def _prune(self, connection: psycopg.Connection[Any]) -> None:
+        with Pipeline(connection) as p:
+            mine = p.send(turn("prune", timedelta(seconds=10)))
+        if not mine.result():
+            return
+        for statement in (fold(), *chores(timedelta(seconds=self._settings.ledger))):
+            with Pipeline(connection) as p:
+                p.begin()
+                p.run("SET LOCAL lock_timeout = '1s'")
+                p.send(statement)
+                p.commit()
+
+    def _tell_depth(self, connection: psycopg.Connection[Any]) -> None:
+        with Pipeline(connection) as p:
+            found = p.send(gauge(self._settings.queues))
+        for d in found.result():
+            self._bus.emit(
+                DepthSampled(
+                    queue=d.queue, ready=d.ready, delayed=d.delayed, in_flight=d.in_flight, blocked=d.blocked,
+                    oldest_ready_s=d.oldest_ready_s,
+                )  # fmt: skip
+            )
+
+    def _listen(self) -> None:
+        """Wait for a notification, the next chore, or stop."""
+        connection = self._connection
+        wait = max(0.0, min(self._due.values(), default=0.25) - time.monotonic())
+        if connection is None or not self._wait(wait, connection.fileno()):
+            return
+        for note in connection.notifies(timeout=0):
+            if note.payload == "below":
+                self._engine.look_below(self._settings.queues)
+            else:
+                self._hand.wake.set()
+
+    def _wait(self, seconds: float, *sockets: int) -> bool:
+        """Wait; tell whether one of the sockets has something to say."""
+        ready, _, _ = select.select([self._reader, *sockets], [], [], seconds)
+        return any(s in ready for s in sockets)
+
+    def _is_due(self, chore: str, period: float) -> bool:
+        now = time.monotonic()
+        if now < self._due.get(chore, 0.0):
+            return False
+        self._due[chore] = now + period * random.uniform(0.8, 1.0)
+        return True
+
+    def _open(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            connection = self._connect()
+            self._connection = connection
+            with Pipeline(connection) as p:
+                names = p.send(channels(self._settings.queues))
+            listen(connection, names.result())
+            # What was sent while nobody listened is looked for, not waited for.
+            self._engine.look_below(self._settings.queues)
+        return self._connection
+
+
+def listen(connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
+    """Listen on channels; the names come from the database."""
+    for name in names:
+        connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(name)), prepare=False)

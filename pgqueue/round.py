@@ -1,0 +1,301 @@
+"""A round: what one trip to the database writes and claims.
+
+    route (own transaction) | BEGIN  ack  finish..  claim..  lane_claim  lane_release  COMMIT | horizon
+
+The results of one batch and the claim of the next share a transaction, a round trip and a commit. If somebody
+else's lock stops the ack (55P03 after 250 ms), the round is undone as a whole - nothing was handed out - and the
+finished jobs are written in the form that passes locked rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from pgqueue.claim import (
+    Answer,
+    Observation,
+    Scope,
+    claim,
+    horizon,
+    lane_claim,
+    lane_release,
+    route,
+    suspects,
+    suspects_alone,
+)
+from pgqueue.finish import Failed, ack, bury, drop, nudge, release, retry, snooze, still_mine
+from pgqueue.heartbeat import idle
+from pgqueue.job import Buried, Claim, Claimed, Dropped, Outcome, Released, Retried, Snoozed
+from pgqueue.pipeline import Pending, Pipeline
+from pgqueue.shelf import LaneHold
+from pgqueue.statement import Row
+from pgqueue.turn import postpone, sweep_turn
+
+
+class Leases:
+    """Fencing numbers: a random nonce of this process start, and a counter. None is ever handed out twice."""
+
+    def __init__(self, nonce: int) -> None:
+        self._base = nonce << 32
+        self._counter = itertools.count(random.randrange(2**31))
+
+    def new(self) -> int:
+        """Return the next lease."""
+        return self._base | (next(self._counter) & 0xFFFF_FFFF)
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """What is to be written: jobs done, attempts that ended otherwise, lanes to give back."""
+
+    done: list[Claimed] = field(default_factory=list)
+    ended: list[tuple[Claimed, Outcome]] = field(default_factory=list)
+    lanes: list[LaneHold] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.done or self.ended or self.lanes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """One claim: which levels (their numbers), from where, how many."""
+
+    levels: list[int]
+    scope: Scope
+    starts: list[int]
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneWish:
+    """One claim of lanes."""
+
+    levels: list[int]
+    scope: Scope
+    starts: list[int]
+    lanes: int
+    depth: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcomes:
+    """What a round brought.
+
+    `finished`: ids written off. `lost`: ids somebody else holds now. `locked`: claims that could not be written yet.
+    """
+
+    answers: list[Answer] = field(default_factory=list)
+    lane_jobs: list[Claimed] = field(default_factory=list)
+    routed: list[Row] = field(default_factory=list)
+    observation: Observation | None = None
+    sweep: list[str] = field(default_factory=list)
+    finished: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    locked: set[int] = field(default_factory=set)
+    #: Whether the lanes of the results were given back.
+    lanes_released: bool = False
+
+
+class Rounds:
+    """Runs rounds on one connection."""
+
+    def __init__(self, connection: psycopg.Connection[Any], leases: Leases, visibility: timedelta, worker: str) -> None:
+        self.connection = connection
+        self._leases = leases
+        self._visibility = visibility
+        self._worker = worker
+        #: Claims whose commit is unknown (the connection broke): missing rows are no lost leases then.
+        self.unsure: set[int] = set()
+
+    def run(
+        self,
+        results: Results,
+        wishes: Sequence[Wish] = (),
+        *,
+        route_floors: dict[str, int],
+        lane_wish: LaneWish | None = None,
+        observe: bool = False,
+        arm: Sequence[str] = (),
+        turn: Sequence[str] = (),
+        sweep_period: timedelta = timedelta(seconds=0.25),
+    ) -> Outcomes:
+        """Write the results and claim. `arm`: queues to announce as idle; `turn`: queues to ask the sweep for."""
+        out = Outcomes()
+        finishes: list[tuple[list[int], Pending[list[int]]]] = []
+        acked: Pending[list[int] | None] | None = None
+        turned: Pending[list[str]] | None = None
+        claimed: list[Pending[Answer]] = []
+        lanes: Pending[list[Claimed]] | None = None
+        routed: Pending[list[Row]] | None = None
+        seen: Pending[Observation] | None = None
+        try:
+            with Pipeline(self.connection) as p:
+                if lane_wish:
+                    p.begin()
+                    routed = p.send(route(route_floors))
+                    p.commit()
+                if arm:
+                    p.begin()
+                    p.run("SET LOCAL synchronous_commit = off")
+                    p.send(idle(arm))
+                    p.commit()
+                if results or wishes or lane_wish or turn:
+                    p.begin()
+                    p.run("SET LOCAL lock_timeout = '250ms'")
+                    if results.done:
+                        acked = p.send(ack(_claims(results.done)))
+                    finishes = self._send_ends(p, results.ended)
+                    for wish in wishes:
+                        claimed.append(
+                            p.send(claim(wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, route_floors))
+                        )
+                    if lane_wish:
+                        lanes = p.send(
+                            lane_claim(
+                                lane_wish.scope, lane_wish.starts, lane_wish.lanes, lane_wish.depth, self._leases.new(), self._visibility
+                            )
+                        )
+                    for (lease, wait), holds in _by_lease(results.lanes).items():
+                        p.send(lane_release(holds, lease, wait))
+                    if turn:
+                        turned = p.send(sweep_turn(turn, sweep_period))
+                    p.commit()
+                if observe:
+                    seen = p.send(horizon())
+        except pg.LockNotAvailable:
+            return self._around_locks(results)
+        out.lanes_released = True
+        out.answers = [pending.result() for pending in claimed]
+        out.lane_jobs = lanes.result() if lanes else []
+        out.routed = routed.result() if routed else []
+        out.observation = seen.result() if seen else None
+        out.sweep = turned.result() if turned else []
+        if acked is not None:
+            ours = acked.result()
+            ids = [c.id for c in results.done]
+            if ours is None:
+                out.finished.update(ids)
+            else:
+                self._missing(ids, ours, out)
+        self._settle(results, finishes, out)
+        return out
+
+    def sweep(
+        self, wish: Wish, ceilings: list[int], *, recovering: bool, alone: bool
+    ) -> tuple[Answer, list[Claimed], bool]:
+        """Claim from the start: late rows, then suspects. In a transaction of its own: it may never undo an ack.
+
+        Returns the late jobs, up to 8 suspects of their first loss (or the one that runs `alone`), and whether a
+        suspect waits to be run alone.
+        """
+        late: Pending[Answer] | None = None
+        found: Pending[list[Claimed]] | None = None
+        waiting: Pending[bool] | None = None
+        with Pipeline(self.connection) as p:
+            p.begin()
+            p.run("SET LOCAL lock_timeout = '250ms'")
+            if wish.n > 0 and not alone:
+                late = p.send(claim(wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, {}))
+            if alone:
+                found = p.send(suspects(wish.scope, ceilings, 1, self._leases.new(), self._visibility, low=1, high=32_767))
+            elif recovering:
+                found = p.send(suspects(wish.scope, ceilings, 8, self._leases.new(), self._visibility, low=0, high=0))
+            waiting = p.send(suspects_alone(wish.scope, ceilings))
+            p.commit()
+        answer = late.result() if late else Answer(jobs=[], full={}, keyed=False)
+        return answer, found.result() if found else [], waiting.result()
+
+    def nudge(self, queues: Sequence[str]) -> None:
+        """Tell the other workers of these queues that jobs were given back."""
+        with Pipeline(self.connection) as p:
+            p.send(nudge(queues))
+
+    def postpone(self, queues: Sequence[str], wait: float) -> None:
+        """Put off the next sweep of these queues."""
+        with Pipeline(self.connection) as p:
+            p.send(postpone(queues, wait))
+
+    def _send_ends(self, p: Pipeline, ended: Sequence[tuple[Claimed, Outcome]]) -> list[tuple[list[int], Pending[list[int]]]]:
+        retried = [Failed(claim=_claim(c), outcome=o) for c, o in ended if isinstance(o, Retried)]
+        buried = [Failed(claim=_claim(c), outcome=o) for c, o in ended if isinstance(o, Buried)]
+        snoozed = [(_claim(c), o.delay) for c, o in ended if isinstance(o, Snoozed)]
+        released = [_claim(c) for c, o in ended if isinstance(o, Released)]
+        dropped = [_claim(c) for c, o in ended if isinstance(o, Dropped)]
+        sent = []
+        if retried:
+            sent.append(([f.claim.id for f in retried], p.send(retry(retried, self._worker))))
+        if buried:
+            sent.append(([f.claim.id for f in buried], p.send(bury(buried, self._worker))))
+        if snoozed:
+            sent.append(([c.id for c, _ in snoozed], p.send(snooze([c for c, _ in snoozed], [w for _, w in snoozed]))))
+        if released:
+            sent.append(([c.id for c in released], p.send(release(released))))
+        if dropped:
+            sent.append(([c.id for c in dropped], p.send(drop(dropped))))
+        return sent
+
+    def _settle(self, results: Results, finishes: list[tuple[list[int], Pending[list[int]]]], out: Outcomes) -> None:
+        for ids, pending in finishes:
+            ours = pending.result()
+            if len(ours) == len(ids):
+                out.finished.update(ids)
+            else:
+                self._missing(ids, ours, out)
+        self._tell_locked(results, out)
+
+    def _missing(self, ids: Sequence[int], ours: Sequence[int], out: Outcomes) -> None:
+        out.finished.update(ours)
+        out.lost.update(set(ids).difference(ours))
+
+    def _tell_locked(self, results: Results, out: Outcomes) -> None:
+        """Tell apart, among what did not come back, the lost from the merely locked."""
+        if not out.lost:
+            return
+        claims = [_claim(c) for c in itertools.chain(results.done, (c for c, _ in results.ended)) if c.id in out.lost]
+        with Pipeline(self.connection) as p:
+            standing = p.send(still_mine(claims))
+        out.locked = set(standing.result())
+        out.lost -= out.locked
+        gone = out.lost & self.unsure  # written before the connection broke, most likely: not ours to report
+        out.lost -= gone
+        out.finished |= gone
+
+    def _around_locks(self, results: Results) -> Outcomes:
+        """Write the results, passing rows that somebody has locked; claim nothing."""
+        out = Outcomes()
+        acked: Pending[list[int] | None] | None = None
+        with Pipeline(self.connection) as p:
+            p.begin()
+            if results.done:
+                acked = p.send(ack(_claims(results.done), skip=True))
+            finishes = self._send_ends(p, results.ended)
+            p.commit()
+        if acked is not None:
+            ours = acked.result()
+            ids = [c.id for c in results.done]
+            self._missing(ids, ids if ours is None else ours, out)
+        self._settle(results, finishes, out)
+        return out
+
+
+def _claim(claimed: Claimed) -> Claim:
+    return Claim(claimed.id, claimed.lease)
+
+
+def _claims(jobs: Sequence[Claimed]) -> list[Claim]:
+    return [Claim(c.id, c.lease) for c in jobs]
+
+
+def _by_lease(lanes: Sequence[LaneHold]) -> dict[tuple[int, float], list[tuple[str, str]]]:
+    groups: dict[tuple[int, float], list[tuple[str, str]]] = {}
+    for lane in lanes:
+        groups.setdefault((lane.lease, lane.wait), []).append((lane.queue, lane.key))
+    return groups

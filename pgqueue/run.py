@@ -1,0 +1,176 @@
+"""Run: one claimed job becomes one Outcome. Knows no database, no thread, no clock.
+
+    decode -> handler -> Done
+       |         |
+       |         +-- Retry / any exception -> Retried, or Buried when it was the last attempt
+       |         +-- Permanent -> Buried      Snooze -> Snoozed      Cancelled -> Dropped
+       +-- payload does not fit -> Buried (undecodable)
+
+A handler's error never escapes: it becomes part of the outcome, with its texts made safe to store.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import traceback
+from contextvars import Context
+from typing import Any
+
+from pgqueue.app import JobType
+from pgqueue.backoff import Backoff
+from pgqueue.errors import BadOption, Cancelled, Permanent, Retry, Snooze
+from pgqueue.job import Buried, Claimed, Done, Dropped, Failure, Job, Outcome, Retried, Snoozed
+
+MESSAGE_LIMIT = 4_000
+TRACEBACK_LIMIT = 16_000
+DONE = Done()
+
+
+class Runner:
+    """Runs the jobs of one job type."""
+
+    __slots__ = ("_decode", "_handler", "_job_parameter", "_rng", "kind", "limit", "plain")
+
+    def __init__(self, kind: JobType[Any], rng: random.Random | None = None) -> None:
+        self.kind = kind
+        self._handler = kind.handler
+        self._decode = kind.codec.decode
+        self._job_parameter = kind.job_parameter
+        self._rng = rng or random.Random()
+        #: A handler that takes the payload and nothing else: the shortest way through.
+        self.plain = kind.payload_parameter and kind.job_parameter is None
+        #: Seconds an attempt may take, unless the job says otherwise; math.inf = no limit.
+        self.limit = kind.timeout
+
+    def call(self, claimed: Claimed, job: Job | None) -> Outcome:
+        """Run a `def` handler to its end, in a context of its own."""
+        try:
+            if self.plain:
+                try:
+                    payload = self._decode(claimed.payload)
+                except (ValueError, RecursionError) as error:
+                    raise Undecodable(error) from error
+                Context().run(self._handler, payload)
+            else:
+                arguments, named = self.arguments(claimed, job)
+                Context().run(self._handler, *arguments, **named)
+        except Exception as error:  # a handler may raise anything; it becomes the outcome
+            return self.failed(claimed, job, error)
+        return DONE
+
+    def arguments(self, claimed: Claimed, job: Job | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the payload; return the handler's arguments. Raises Undecodable."""
+        named = {self._job_parameter: job} if self._job_parameter else {}
+        if not self.kind.payload_parameter:
+            return (), named
+        try:
+            return (self._decode(claimed.payload),), named
+        except (ValueError, RecursionError) as error:
+            raise Undecodable(error) from error
+
+    def context(self, claimed: Claimed, queue: str, priority: int) -> Job:
+        """Build the context of an attempt."""
+        return Job(claimed, queue=queue, priority=priority, max_attempts=self.max_attempts(claimed))
+
+    def max_attempts(self, claimed: Claimed) -> int:
+        """Return how many executions this job has in all."""
+        own = own_policy(claimed).get("max_attempts")
+        return own if own is not None else self.kind.max_attempts
+
+    def timeout(self, claimed: Claimed) -> float:
+        """Return the seconds this attempt may take; math.inf = no limit."""
+        own = own_policy(claimed).get("timeout_s")
+        return float(own) if own is not None else self.limit
+
+    def failed(self, claimed: Claimed, job: Job | None, error: BaseException) -> Outcome:
+        """Decide what an error of the handler means."""
+        match error:
+            case Snooze():
+                return Snoozed(delay=error.after)
+            case Permanent():
+                return Buried(reason="permanent", failure=failure_of(error))
+            case Undecodable():
+                return Buried(reason="undecodable", failure=failure_of(error.problem))
+            case Cancelled():
+                return Dropped()
+            case Retry(after=after) if after is not None:
+                return self._again(claimed, failure_of(error), after)
+        return self._again(claimed, failure_of(error), None)
+
+    def timed_out(self, claimed: Claimed, seconds: float) -> Outcome:
+        """Decide what an attempt that took too long means."""
+        failure = Failure(error_type="Timeout", message=f"the handler ran longer than {seconds:g} s")
+        outcome = self._again(claimed, failure, None)
+        if isinstance(outcome, Retried):
+            return Retried(delay=outcome.delay, failure=failure, outcome="timeout")
+        return Buried(reason="timeout", failure=failure)
+
+    def lost(self, claimed: Claimed) -> Outcome | None:
+        """Decide whether a job whose worker was lost again may run: only one that was lost alone is buried."""
+        lost = own_policy(claimed).get("lost", 0)
+        if lost >= 3 and claimed.attempt > self.max_attempts(claimed):
+            return Buried(
+                reason="worker lost",
+                failure=Failure(error_type="WorkerLost", message=f"the worker vanished {lost} times while it ran this job"),
+            )
+        return None
+
+    def _again(self, claimed: Claimed, failure: Failure, after: float | None) -> Outcome:
+        if claimed.attempt >= self.max_attempts(claimed):
+            return Buried(reason="exhausted", failure=failure)
+        if after is None:
+            after = self._backoff(claimed).delay(claimed.attempt, self._rng)
+        return Retried(delay=after, failure=failure)
+
+    def _backoff(self, claimed: Claimed) -> Backoff:
+        own = own_policy(claimed).get("backoff")
+        if own:
+            try:
+                return Backoff.from_json(json.dumps(own))
+            except BadOption:
+                pass  # a policy written by hand that makes no sense must not cost the job
+        return self.kind.backoff
+
+
+class Undecodable(Exception):
+    """The payload is not what the handler's type says."""
+
+    def __init__(self, problem: Exception) -> None:
+        self.problem = problem
+        super().__init__(str(problem))
+
+
+def own_policy(claimed: Claimed) -> dict[str, Any]:
+    """Return what the row says for itself; empty for a plain job."""
+    return json.loads(claimed.extra) if claimed.extra else {}
+
+
+def expired(claimed: Claimed) -> bool:
+    """Tell whether the job's time had run out when it was claimed."""
+    return bool(claimed.extra) and own_policy(claimed).get("expired") is True
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Describe an error in texts that Postgres can store: capped, no NUL, no lone surrogate, no local variables."""
+    try:
+        message = str(error)
+    except Exception:  # __str__ of a foreign error may fail
+        message = "(its message could not be read)"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:  # as above, for the errors it was raised from
+        trace = ""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Failure(
+        error_type=safe(name)[:200],
+        message=safe(message)[:MESSAGE_LIMIT],
+        traceback=safe(trace)[-TRACEBACK_LIMIT:] or None,
+    )
+
+
+def safe(text: str) -> str:
+    """Escape what a text column cannot hold: NUL and lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+

@@ -1,0 +1,32 @@
+-- name: fold
+-- Appended counters become minute counters.
+WITH page AS MATERIALIZED (SELECT t.ctid FROM pgqueue.tally t LIMIT 20000 FOR UPDATE SKIP LOCKED),
+d AS (DELETE FROM pgqueue.tally t USING page WHERE t.ctid = page.ctid RETURNING t.at, t.queue, t.name, t.outcome, t.n, t.wait_s)
+INSERT INTO pgqueue.tally_minute AS m (minute, queue, name, outcome, n, wait_s)
+SELECT date_trunc('minute', d.at), d.queue, d.name, d.outcome, sum(d.n), sum(d.wait_s) FROM d GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+ON CONFLICT (minute, queue, name, outcome) DO UPDATE SET n = m.n + excluded.n, wait_s = m.wait_s + excluded.wait_s
+
+-- name: dedup
+-- Dedup keys that are free again.
+DELETE FROM pgqueue.dedup d WHERE (d.queue, d.key) IN (
+  SELECT f.queue, f.key FROM pgqueue.dedup f
+  WHERE f.until < now() OR (f.until IS NULL AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = f.job_id))
+  LIMIT 1000 FOR UPDATE SKIP LOCKED)
+
+-- name: effects
+-- Ledger rows past their retention.
+DELETE FROM pgqueue.effect e WHERE e.applied_at < now() - %(keep)s::interval
+
+-- name: signals
+-- Cancel requests whose job has ended.
+DELETE FROM pgqueue.job_signal s WHERE s.sent_at < now() - interval '1 min' AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = s.job_id)
+
+-- name: attempts
+-- Attempts of jobs that succeeded in the end.
+DELETE FROM pgqueue.attempt_log a WHERE a.ctid = ANY (ARRAY(
+  SELECT g.ctid FROM pgqueue.attempt_log g
+  WHERE NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = g.job_id) LIMIT 2000))
+
+-- name: workers
+-- Process starts that ended without saying so.
+DELETE FROM pgqueue.worker w WHERE w.beat_at < now() - interval '1 day'

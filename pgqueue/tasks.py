@@ -1,0 +1,211 @@
+"""Task slots: where `async def` handlers run, on one event loop in its own thread.
+
+The tasks are the slots: each takes jobs from the shelf, one after the other, so that a handler that never waits
+costs no task of its own. What a handler leaves in context variables stays in its own context: each coroutine is
+driven step by step inside one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from contextvars import Context
+from typing import Any
+
+from pgqueue.errors import Cancelled
+from pgqueue.hand import Hand, Running
+from pgqueue.job import Claimed, Job, Outcome, Released
+from pgqueue.run import DONE, Runner
+from pgqueue.shelf import Item, LaneHold, Shelf, take
+
+
+class TaskSlots:
+    """Up to `size` tasks over one shelf; `reserved` slots of them serve only one queue each."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        runners: Mapping[str, Runner],
+        levels: Sequence[tuple[str, int]],
+        hand: Hand,
+        *,
+        size: int,
+        reserved: Mapping[str, int],
+        report_all: bool,
+    ) -> None:
+        self.shelf = shelf
+        self._runners = runners
+        self._levels = levels
+        self._hand = hand
+        self._report_all = report_all
+        self._low = 0
+        self._stopping = False
+        self._abandon = False
+        self._plan: list[str | None] = [q for q, n in reserved.items() for _ in range(n)]
+        self._plan += [None] * (size - len(self._plan))
+        self._plan.reverse()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name="pgqueue-tasks", daemon=True)
+        self._thread.start()
+
+    def set_low_water(self, jobs: int) -> None:
+        """Wake the claiming loop when the shelf falls to so many jobs."""
+        self._low = jobs
+
+    def wake(self, count: int) -> None:
+        """Put up to `count` idle slots to work; callable from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, count)
+
+    def wake_all(self) -> None:
+        """Put every idle slot to work, the reserved ones too."""
+        self.wake(len(self._idle) + len(self._plan))
+
+    @property
+    def has_idle(self) -> bool:
+        """Tell whether a slot has nothing to do."""
+        return bool(self._idle or self._plan)
+
+    def stop(self) -> None:
+        """Let idle tasks end; busy ones end after their handler."""
+        self._stopping = True
+        self.wake_all()
+
+    def cancel_all(self) -> None:
+        """Cancel the handlers that still run: at the end of the grace period."""
+        self._abandon = True
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
+
+    def close(self) -> None:
+        """End the event loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(1.0)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._idle:
+            future = self._idle.pop()
+            if not future.done():
+                future.set_result(None)
+                count -= 1
+        while count > 0 and self._plan and not self._stopping:
+            queue = self._plan.pop()
+            shelves = self.shelf.general if queue is None else self.shelf.of(queue)
+            task = self._loop.create_task(self._serve(shelves))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            count -= 1
+
+    async def _serve(self, shelves: tuple[deque[Item], ...]) -> None:
+        hand, size = self._hand, self.shelf.size
+        streak = 0
+        while not self._stopping:
+            item = take(shelves)
+            if item is None:
+                hand.wake.set()
+                gate = self._loop.create_future()
+                # What is put from here on schedules its wake-up behind this step: nothing can slip by.
+                self._idle.append(gate)
+                await gate
+                streak = 0
+                continue
+            if size() == self._low:
+                hand.wake.set()
+            if type(item) is Claimed:
+                await self._run(item)
+            elif isinstance(item, LaneHold):
+                await self._walk(item)
+            streak += 1
+            if streak % 64 == 0:
+                await asyncio.sleep(0)  # handlers that never wait must not starve those that do
+
+    async def _walk(self, lane: LaneHold) -> None:
+        while True:
+            claimed = lane.jobs[0]
+            if not self._runners[claimed.name].kind.is_async:
+                self._hand.handed_on.append(lane)
+                self._hand.wake.set()
+                return
+            outcome = await self._run(claimed)
+            if outcome is None:
+                return
+            if not self._hand.advance(lane, outcome) or self._stopping:
+                self._hand.lane_over(lane)
+                return
+
+    async def _run(self, claimed: Claimed) -> Outcome | None:
+        hand = self._hand
+        runner = self._runners[claimed.name]
+        plain = claimed.extra is None
+        job = None if runner.plain else runner.context(claimed, *self._levels[claimed.level])
+        task = asyncio.current_task()
+        assert task is not None
+        started = time.monotonic()
+        hand.running[claimed.id] = Running(
+            claimed, job, started, runner.limit if plain else runner.timeout(claimed),
+            lambda: self._cancel(claimed.id, started, task),
+        )  # fmt: skip
+        outcome = await self._call(runner, claimed, job, task)
+        if hand.running.pop(claimed.id, None) is None:
+            return None
+        if outcome is DONE and not self._report_all:
+            hand.busy_s += time.monotonic() - started
+            hand.attempts += 1
+            hand.done.append(claimed)
+        else:
+            hand.finish(claimed, outcome, started)
+        return outcome
+
+    async def _call(self, runner: Runner, claimed: Claimed, job: Job | None, task: asyncio.Task[None]) -> Outcome:
+        try:
+            arguments, named = runner.arguments(claimed, job)
+            await Isolated(runner.kind.handler(*arguments, **named))
+        except asyncio.CancelledError:
+            task.uncancel()
+            if self._abandon:
+                return Released()
+            return runner.failed(claimed, job, Cancelled("the attempt was cancelled"))
+        except Exception as error:  # a handler may raise anything; it becomes the outcome
+            return runner.failed(claimed, job, error)
+        return DONE
+
+    def _cancel(self, job_id: int, started: float, task: asyncio.Task[None]) -> None:
+        """Cancel one attempt from another thread, unless it has ended and the task is at the next one."""
+
+        def strike() -> None:
+            current = self._hand.running.get(job_id)
+            if current is not None and current.started == started:
+                task.cancel()
+
+        self._loop.call_soon_threadsafe(strike)
+
+
+class Isolated:
+    """Drives a coroutine inside a context of its own, without a task of its own."""
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        context, coroutine = Context(), self._coroutine
+        try:
+            waiting = context.run(coroutine.send, None)
+            while True:
+                try:
+                    value = yield waiting
+                except BaseException as error:  # cancellation and errors belong to the handler's coroutine
+                    waiting = context.run(coroutine.throw, error)
+                else:
+                    waiting = context.run(coroutine.send, value)
+        except StopIteration:
+            return

@@ -1,0 +1,223 @@
+"""The worker: claims jobs of an app from its queues and runs them, until it is told to stop.
+
+    worker = Worker(app, dsn, WorkerSettings(queues=("mail",)))
+    worker.start()
+    ...
+    worker.stop()
+
+Three threads of its own beside the slots: the engine (claims, results), the pulse (heartbeats, chores), and the
+event loop of `async def` handlers if there are any; two connections. A database that is away is waited for, and
+jobs in hand are finished and written when it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import psycopg
+
+from pgqueue.app import App
+from pgqueue.config import WorkerSettings
+from pgqueue.connection import execute
+from pgqueue.declare import declare
+from pgqueue.engine import Engine
+from pgqueue.errors import ConfigError
+from pgqueue.events import Bus, JobFinished, WorkerDraining, WorkerStarted, WorkerStopped
+from pgqueue.hand import Hand
+from pgqueue.heartbeat import register, unregister
+from pgqueue.intake import Intake
+from pgqueue.loop import Wake
+from pgqueue.monitor import Monitor
+from pgqueue.processes import Children, ProcessRunner
+from pgqueue.pulse import Pulse
+from pgqueue.quota import Quota
+from pgqueue.round import Leases
+from pgqueue.run import Runner
+from pgqueue.schema_version import require_schema
+from pgqueue.shelf import Shelf
+from pgqueue.tasks import TaskSlots
+from pgqueue.threads import ThreadSlots
+from pgqueue.writeoff import WriteOff
+
+PRIORITIES = range(10)
+CONNECTIONS = 2
+#: A loop that has not come round for so long is stalled.
+PATIENCE = 20.0
+
+
+class Worker:
+    """One worker process (or one of several in a process, for tests)."""
+
+    def __init__(self, app: App, dsn: str, settings: WorkerSettings | None = None, bus: Bus | None = None) -> None:
+        self._app = app
+        self._dsn = dsn
+        self.settings = settings or WorkerSettings()
+        self.bus = bus or Bus()
+        if not app.types:
+            raise ConfigError("the app has no jobs: import the modules that define them before the worker starts")
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self._threads: list[threading.Thread] = []
+        self._draining = threading.Event()
+
+    def start(self) -> None:
+        """Check the schema, declare the job types, start the threads; returns at once.
+
+        Raises SchemaError where the database is not migrated, DatabaseUnreachable where it does not answer.
+        """
+        settings, hand = self.settings, Hand(Wake())
+        levels = [("", 0), *((queue, priority) for queue in settings.queues for priority in PRIORITIES)]
+        self._nonce = self._register()
+        children = Children()
+        runners: dict[str, Runner] = {
+            name: ProcessRunner(kind, children, levels) if kind.is_process else Runner(kind)
+            for name, kind in self._app.types.items()
+        }
+        common: dict[str, Any] = {
+            "runners": runners, "levels": levels, "hand": hand, "size": settings.concurrency, "reserved": settings.reserved,
+            "report_all": self.bus.wants(JobFinished),
+        }  # fmt: skip
+        threads = ThreadSlots(Shelf(settings.queues), **common)
+        is_async = any(runner.kind.is_async for runner in runners.values())
+        tasks = TaskSlots(Shelf(settings.queues), **common) if is_async else None
+        quota = Quota(settings, hand, levels)
+        intake = Intake(
+            settings=settings, runners=runners, levels=levels, hand=hand, quota=quota, threads=threads, tasks=tasks, bus=self.bus
+        )
+        self._write_off = WriteOff(hand, intake, levels, self.bus)
+        self._hand, self._children, self._tasks = hand, children, tasks
+        self._engine = Engine(
+            settings=settings, hand=hand, quota=quota, intake=intake, write_off=self._write_off,
+            slots=[s for s in (threads, tasks) if s is not None], leases=Leases(self._nonce), connect=self._connect,
+            bus=self.bus, worker=self.name,
+        )  # fmt: skip
+        self._pulse = Pulse(
+            settings=settings, hand=hand, engine=self._engine, monitor=Monitor(hand, runners), connect=self._connect,
+            bus=self.bus, nonce=self._nonce,
+        )  # fmt: skip
+        self._threads = [
+            threading.Thread(target=self._engine.run, name="pgqueue-engine", daemon=True),
+            threading.Thread(target=self._pulse.run, name="pgqueue-pulse", daemon=True),
+        ]
+        self.bus.emit(
+            WorkerStarted(
+                queues=settings.queues, names=tuple(runners), concurrency=settings.concurrency, connections=CONNECTIONS
+            )
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def drain(self) -> None:
+        """Stop claiming and give back what was not started; running jobs go on."""
+        if not self._draining.is_set():
+            self._draining.set()
+            self.bus.emit(WorkerDraining(running=len(self._hand.running)))
+            self._engine.draining.set()
+            self._hand.wake.set()
+
+    def stop(self, grace: float | None = None) -> bool:
+        """Drain; after `grace` seconds cancel what can be cancelled and give back the rest.
+
+        True if every handler ended. False if some still run in threads: their jobs are already given back, so the
+        process should end at once (`os._exit`).
+        """
+        self.drain()
+        ended = self._engine.stopped.wait(self.settings.grace if grace is None else grace)
+        if not ended:
+            if self._tasks is not None:
+                self._tasks.cancel_all()
+            still = dict(self._hand.running)
+            cancellable = any(r.cancel is not None for r in still.values())
+            ended = self._engine.stopped.wait(1.0) if cancellable else False
+            if not ended:
+                self._engine.abandoning.set()
+                self._hand.wake.set()
+                self._engine.stopped.wait(5.0)
+        self._children.close()
+        self._pulse.stop()
+        self._threads[1].join(5.0)
+        if self._tasks is not None:
+            self._tasks.close()
+        self._unregister()
+        self.bus.emit(WorkerStopped(released=self._write_off.released))
+        return ended
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the worker has stopped."""
+        return self._engine.stopped.wait(timeout)
+
+    def stalled(self) -> str | None:
+        """Return which loop makes no progress, None while all is well: a database that is away is a stall."""
+        now = time.monotonic()
+        for name, alive_at in (("claim", self._engine.alive_at), ("heartbeat", self._pulse.alive_at)):
+            if now - alive_at > PATIENCE and not self._engine.stopped.is_set():
+                return f"{name}: no progress for {now - alive_at:.0f} s"
+        return None
+
+    @property
+    def in_flight(self) -> int:
+        """How many jobs this process holds, running or not."""
+        return len(self._hand.held)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return connect(self._dsn, self.name)
+
+    def _register(self) -> int:
+        """Check the schema, write the policies, and enter this process start under a free nonce."""
+        with connect(self._dsn, self.name) as connection:
+            require_schema(connection)
+            execute(connection, declare(kind.policy for kind in self._app.types.values()))
+            while True:
+                nonce = random.SystemRandom().randrange(1, 2**31)
+                entry = register(
+                    nonce=nonce, host=socket.gethostname(), pid=os.getpid(), version=_version(), queues=self.settings.queues,
+                    names=list(self._app.types), concurrency=self.settings.concurrency,
+                )  # fmt: skip
+                if execute(connection, entry) is not None:
+                    return nonce
+
+    def _unregister(self) -> None:
+        try:
+            with connect(self._dsn, self.name, timeout=2) as connection:
+                execute(connection, unregister(self._nonce))
+        except psycopg.Error:
+            pass  # the row is for people; it is pruned after a day
+
+
+def connect(dsn: str, name: str, timeout: int = 10) -> psycopg.Connection[Any]:
+    """Open a connection of a worker: autocommit, read-write, one that notices a dead peer, and index plans only.
+
+    Statements are prepared while tables may be empty; a sequential or bitmap scan chosen then would be kept when
+    they hold millions of rows.
+    """
+    connection = psycopg.connect(
+        dsn, autocommit=True, prepare_threshold=0, application_name=f"pgqueue-worker {name}"[:63], connect_timeout=timeout,
+        keepalives_idle=10, keepalives_interval=5, keepalives_count=3, tcp_user_timeout=20_000, target_session_attrs="read-write",
+    )  # fmt: skip
+    try:
+        connection.execute(SETTINGS, prepare=False)
+    except psycopg.Error:
+        connection.close()
+        raise
+    return connection
+
+
+SETTINGS = """
+SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
+       set_config('DateStyle', 'ISO', false), set_config('statement_timeout', '60s', false),
+       set_config('idle_in_transaction_session_timeout', '60s', false), set_config('search_path', '', false)
+"""
+
+
+def _version() -> str:
+    try:
+        return version("pgqueue-relay")
+    except PackageNotFoundError:
+        return "unknown"
+
+

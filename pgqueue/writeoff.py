@@ -1,0 +1,135 @@
+"""Write-off: collects what the slots have finished, and strikes off the hand what a round has written."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, LeasesLost
+from pgqueue.hand import Ended, Hand
+from pgqueue.intake import Intake
+from pgqueue.job import Claimed, Done, Outcome, Released, Retried, Snoozed
+from pgqueue.round import Outcomes, Results
+from pgqueue.shelf import LaneHold
+
+T = TypeVar("T")
+
+_WORDS = {
+    "Done": "ok", "Retried": "retry", "Buried": "dead", "Snoozed": "snooze", "Dropped": "cancelled", "Released": "released",
+}  # fmt: skip
+
+
+class WriteOff:
+    """The results of one process that are not in the database yet. Runs in the engine's thread."""
+
+    def __init__(self, hand: Hand, intake: Intake, levels: Sequence[tuple[str, int]], bus: Bus) -> None:
+        self._hand = hand
+        self._intake = intake
+        self._levels = levels
+        self._bus = bus
+        self._done: list[Claimed] = []
+        self._ended: list[tuple[Claimed, Outcome]] = []
+        self._lanes: list[LaneHold] = []
+        #: Jobs given back since the start.
+        self.released = 0
+        #: Set by a round that gave jobs back: other workers should look below their floors.
+        self.nudge = False
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether there is anything to write."""
+        hand = self._hand
+        return bool(self._done or self._ended or self._lanes or hand.done or hand.ended or hand.lanes_over)
+
+    def give_back(self, claimed: Claimed) -> None:
+        """Return a job to the queue, attempt not counted."""
+        self._ended.append((claimed, Released()))
+
+    def give_back_lanes(self) -> None:
+        """Return all lanes in hand, whatever their jobs do."""
+        for lane in self._hand.lanes.values():
+            if lane not in self._lanes:
+                self._lanes.append(lane)
+
+    def collect(self) -> Results:
+        """Take what the slots have finished, with what earlier rounds could not write; jobs in id order."""
+        hand = self._hand
+        self._lanes.extend(_drain(hand.lanes_over))  # first: what a lane's jobs did was reported before its end
+        for lane in _drain(hand.handed_on):
+            self._intake.dispatch(lane)
+        self._done.extend(_drain(hand.done))
+        for ended in _drain(hand.ended):
+            self._tell(ended)
+            if isinstance(ended.outcome, Done):
+                self._done.append(ended.claimed)
+            else:
+                self._ended.append((ended.claimed, ended.outcome))
+        self._done.sort(key=lambda c: c.id)
+        for lane in self._lanes:
+            self._ended.extend((claimed, Released()) for claimed in lane.jobs if claimed.id in hand.held)
+            lane.jobs.clear()
+        return Results(done=list(self._done), ended=list(self._ended), lanes=self._ready_lanes())
+
+    def settle(self, results: Results, out: Outcomes) -> None:
+        """Forget what the round has written; keep what it could not."""
+        hand, gone = self._hand, out.finished | out.lost
+        for job_id in gone:
+            hand.held.pop(job_id, None)
+        if hand.cancelled or hand.lost:
+            hand.cancelled -= gone
+            hand.lost -= gone
+        self._done = [c for c in self._done if c.id not in gone]
+        self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
+        if out.lanes_released:
+            for lane in results.lanes:
+                hand.lanes.pop((lane.queue, lane.key, lane.lease), None)
+            self._lanes = [lane for lane in self._lanes if lane not in results.lanes]
+        if done := sum(c.id in out.finished for c in results.done):
+            self._bus.emit(JobsAcked(count=done))
+        if released := sum(isinstance(o, Released) and c.id in out.finished for c, o in results.ended):
+            self.released += released
+            self.nudge = True
+            self._bus.emit(JobsReleased(count=released))
+        if out.lost:
+            self._bus.emit(LeasesLost(job_ids=tuple(sorted(out.lost))))
+
+    def forget(self, results: Results) -> None:
+        """Drop results that cannot be written."""
+        gone = {c.id for c in results.done} | {c.id for c, _ in results.ended}
+        self._done = [c for c in self._done if c.id not in gone]
+        self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
+        for job_id in gone:
+            self._hand.held.pop(job_id, None)
+
+    def _ready_lanes(self) -> list[LaneHold]:
+        """Return the lanes whose jobs are all written, or acked in the coming round.
+
+        A lane that is given back while one of its jobs is still stamped would be overtaken by its next job.
+        """
+        if not self._lanes:
+            return []
+        held, acked = self._hand.held, {c.id for c in self._done}
+        return [lane for lane in self._lanes if all(i not in held or i in acked for i in lane.ids)]
+
+    def _tell(self, ended: Ended) -> None:
+        if not self._bus.wants(JobFinished):
+            return
+        outcome: Any = ended.outcome
+        failure = getattr(outcome, "failure", None)
+        self._bus.emit(
+            JobFinished(
+                job_id=ended.claimed.id, name=ended.claimed.name, queue=self._levels[ended.claimed.level][0],
+                attempt=ended.claimed.attempt, outcome=_WORDS[type(outcome).__name__], seconds=ended.seconds,
+                error=f"{failure.error_type}: {failure.message}" if failure else None,
+                delay=outcome.delay if isinstance(outcome, Retried | Snoozed) else None,
+            )  # fmt: skip
+        )
+
+
+def _drain(source: deque[T]) -> Iterator[T]:
+    while True:
+        try:
+            yield source.popleft()
+        except IndexError:
+            return
