@@ -56,9 +56,13 @@ def test_a_revision_made_from_the_template_goes_up_and_down(versions: Path, empt
     assert migrate.current(empty_dsn) == "pgqueue_0002"
     with psycopg.connect(empty_dsn) as connection:
         assert connection.execute("SELECT * FROM pgqueue.note").fetchall() == [(1, "5 %")]
+    migrate.upgrade(empty_dsn, "1")
+    assert migrate.current(empty_dsn) == "pgqueue_0002"
     migrate.downgrade(empty_dsn, "1")
     assert migrate.current(empty_dsn) == "pgqueue_0001"
     assert catalog(empty_dsn) == first
+    migrate.downgrade(empty_dsn, "2")
+    assert migrate.current(empty_dsn) == "pgqueue_0001"
 
 
 def test_the_script_between_two_revisions_makes_what_the_online_run_makes(

@@ -311,3 +311,11 @@ def test_an_embedded_database_is_started_migrated_and_gone_again() -> None:
         pytest.skip(str(error))
     done = run("migrate", "--dsn", "embedded:")
     assert (done.code, done.out) == (0, f"the schema went from none to {REVISION}\n"), done.err
+
+
+def test_an_embedded_database_in_a_place_that_cannot_be_is_one_line() -> None:
+    try:
+        installed()
+    except EmbeddedUnavailable as error:
+        pytest.skip(str(error))
+    assert "name a folder" in fails("migrate", "--dsn", "embedded:/proc/nowhere")
