@@ -101,7 +101,7 @@ def move(dsn: str, goal: str | None, *, down: bool, patience: Patience) -> None:
                         f"({dsns.one_line(error.cause)})",
                         remedy="end the transaction that holds it (see pg_locks), or raise --lock-timeout",
                     ) from error.cause
-                time.sleep(random.uniform(0.1, min(5.0, 0.25 * 2**attempt)))  # noqa: S311 - jitter
+                time.sleep(random.uniform(0.1, min(5.0, 0.25 * 2**attempt)))
             else:
                 return
 
@@ -239,7 +239,7 @@ def _lock(guard: psycopg.Connection[Any], patience: Patience) -> None:
                 f"another migration of this database has been running for {patience.wait:g} s",
                 remedy="wait for it and start again, or raise --wait",
             )
-        time.sleep(random.uniform(0.05, 0.25))  # noqa: S311 - jitter
+        time.sleep(random.uniform(0.05, 0.25))
 
 
 def _require_server(guard: psycopg.Connection[Any]) -> None:
