@@ -42,7 +42,7 @@ class UnknownJob(ConfigError):
     def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
         self.name = name
         self.known = known
-        hint = f" (registered: {', '.join(known)})" if known else ""
+        hint = f" (registered: {', '.join(map(repr, known))})" if known else ""
         super().__init__(
             f"job {name!r} is neither registered with this app{hint} nor declared in the database; import "
             "the module that defines it, or declare it: start a worker that runs it once, or run pgqueue sync"
