@@ -1,0 +1,206 @@
+"""The webhook sink: signature, headers, and what each answer means."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from pgqueue.errors import ConfigError
+from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, Unavailable
+from relay.sinks import Sink, SinkContext, open_sink
+from tests.sinks.conftest import SECRET, SOURCE, Made
+from tests.sinks.receiver import OK, Answer, Receiver
+
+NEW_SECRET = "whsec_" + base64.b64encode(b"n" * 32).decode()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Give a receiver that takes everything."""
+    with Receiver() as listening:
+        yield listening
+
+
+@pytest.fixture
+def sink(receiver: Receiver) -> Iterator[Sink]:
+    """Give a sink that signs with two secrets."""
+    made = open_sink(receiver.url, SinkContext(source=SOURCE, secrets=[NEW_SECRET, SECRET]))
+    yield made
+    made.close()
+
+
+def one(sink: Sink, event: Event) -> Receipt:
+    """Publish one event."""
+    (receipt,) = sink.publish([event])
+    return receipt
+
+
+def test_each_secret_of_a_rotation_verifies_the_body(receiver: Receiver, sink: Sink) -> None:
+    one(sink, Made().event("order-é", '{"total": 1.50, "é": "ü"}'))
+    (got,) = receiver.kept
+    for secret in (SECRET, NEW_SECRET):
+        assert Webhook(secret).verify(got.body, dict(got.headers)) == {"total": 1.5, "é": "ü"}
+    with pytest.raises(WebhookVerificationError):
+        Webhook("whsec_" + base64.b64encode(b"x" * 32).decode()).verify(got.body, dict(got.headers))
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRET).verify(got.body + " ", dict(got.headers))
+
+
+def test_the_id_is_the_same_in_every_attempt_and_the_timestamp_is_not_older(
+    receiver: Receiver, sink: Sink
+) -> None:
+    event = Made().event()
+    one(sink, event)
+    one(sink, event)
+    first, second = receiver.kept
+    assert first.headers["webhook-id"] == second.headers["webhook-id"] == f"outbox:{event.id}"
+    assert int(first.headers["webhook-timestamp"]) <= int(second.headers["webhook-timestamp"])
+
+
+def test_headers_are_cloudevents_in_binary_mode(receiver: Receiver, sink: Sink) -> None:
+    one(sink, Made().event("order-1"))
+    (got,) = receiver.kept
+    assert {name: value for name, value in got.headers.items() if name.startswith("ce-")} == {
+        "ce-specversion": "1.0",
+        "ce-id": "outbox:1",
+        "ce-source": SOURCE,
+        "ce-type": "order.placed",
+        "ce-subject": "order/order-1",
+        "ce-partitionkey": "order-1",
+        "ce-sequence": "0000000000000000001",
+        "ce-time": "2030-01-02T03:04:05.000000Z",
+        "ce-traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    }
+    assert got.headers["content-type"] == "application/json"
+    assert got.headers["traceparent"] == got.headers["ce-traceparent"]
+
+
+def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
+    made = open_sink(receiver.url, SinkContext(source=SOURCE))
+    one(made, Made().event())
+    made.close()
+    assert "webhook-signature" not in receiver.kept[0].headers
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_any_2xx_confirms(receiver: Receiver, sink: Sink, status: int) -> None:
+    receiver.answer = lambda _: Answer(status=status)
+    assert one(sink, Made().event()) == CONFIRMED
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 422, 451])
+def test_4xx_rejects_with_what_the_receiver_said(receiver: Receiver, sink: Sink, status: int) -> None:
+    receiver.answer = lambda _: Answer(status=status, body=b"no such customer")
+    assert one(sink, Made().event()) == Rejected(f"HTTP {status}: no such customer")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_rejected_and_not_followed(receiver: Receiver, sink: Sink, status: int) -> None:
+    with Receiver() as elsewhere:
+        receiver.answer = lambda _: Answer(status=status, headers={"location": elsewhere.url})
+        receipt = one(sink, Made().event())
+        assert isinstance(receipt, Rejected)
+        assert elsewhere.url in receipt.reason
+        assert not elsewhere.seen
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_later_and_5xx_answers_are_no_rejection(receiver: Receiver, sink: Sink, status: int) -> None:
+    receiver.answer = lambda _: Answer(status=status)
+    assert one(sink, Made().event()) == Unavailable(f"HTTP {status}")
+
+
+@pytest.mark.parametrize(
+    "header", ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True)]
+)
+def test_retry_after_is_honoured_in_both_forms(receiver: Receiver, sink: Sink, header: str) -> None:
+    receiver.answer = lambda _: Answer(status=503, headers={"retry-after": header})
+    receipt = one(sink, Made().event())
+    assert isinstance(receipt, Unavailable)
+    assert receipt.retry_after is not None
+    assert receipt.retry_after == 7 or 3000 < receipt.retry_after <= 3600
+
+
+def test_a_retry_after_that_makes_no_sense_is_ignored(receiver: Receiver, sink: Sink) -> None:
+    receiver.answer = lambda _: Answer(status=429, headers={"retry-after": "soon"})
+    assert one(sink, Made().event()) == Unavailable("HTTP 429")
+
+
+def test_a_lost_reply_is_unavailable_and_the_next_attempt_a_repetition(
+    receiver: Receiver, sink: Sink
+) -> None:
+    event = Made().event()
+    receiver.answer = lambda _: Answer(hang_up=True)
+    assert isinstance(one(sink, event), Unavailable)
+    receiver.answer = lambda _: OK
+    assert one(sink, event) == CONFIRMED
+    assert [d.key for d in receiver.kept] == [event.idempotency_key] * 2
+
+
+def test_aggregates_go_in_parallel_and_each_one_waits_for_its_answers(receiver: Receiver, sink: Sink) -> None:
+    together = threading.Barrier(4)
+    busy: set[str] = set()
+    lock = threading.Lock()
+    overlaps: list[str] = []
+
+    def answer(delivery: object) -> Answer:
+        aggregate = delivery.headers["ce-partitionkey"]  # type: ignore[attr-defined]
+        with lock:
+            if aggregate in busy:
+                overlaps.append(aggregate)
+            busy.add(aggregate)
+        together.wait(10)
+        with lock:
+            busy.discard(aggregate)
+        return OK
+
+    receiver.answer = answer
+    made = Made()
+    assert set(sink.publish([made.event(f"order-{i % 4}") for i in range(12)])) == {CONFIRMED}
+    assert not overlaps
+    assert receiver.most_together == 4
+
+
+def test_nothing_more_is_sent_once_the_receiver_cannot_be_reached(receiver: Receiver) -> None:
+    made = Made()
+    sink = open_sink(receiver.url, SinkContext(source=SOURCE, parallel=1))
+    receiver.stop()
+    receipts = sink.publish([made.event(f"order-{i}") for i in range(5)])
+    assert isinstance(receipts[0], Unavailable)
+    assert list(receipts[1:]) == [HELD] * 4
+
+
+def test_no_request_begins_after_the_send_timeout(receiver: Receiver) -> None:
+    sink = open_sink(receiver.url, SinkContext(source=SOURCE, parallel=1, send_timeout=0))
+    assert list(sink.publish([Made().event()])) == [HELD]
+    assert not receiver.seen
+
+
+def test_a_long_answer_is_not_read_to_its_end(receiver: Receiver, sink: Sink) -> None:
+    receiver.answer = lambda _: Answer(status=400, body=b"x" * 50_000_000)
+    receipt = one(sink, Made().event())
+    assert isinstance(receipt, Rejected)
+    assert len(receipt.reason) < 300
+
+
+def test_the_name_shows_no_secret() -> None:
+    sink = open_sink("https://user:geheim@example.org:8443/hook?token=geheim", SinkContext(source=SOURCE))
+    assert sink.name == "https://example.org:8443/hook"
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_%%%", "x"])
+def test_a_secret_that_is_none_is_refused_at_start(secret: str) -> None:
+    with pytest.raises(ConfigError, match="secret") as refused:
+        open_sink("https://example.org", SinkContext(source=SOURCE, secrets=[secret]))
+    assert secret == "x" or secret not in str(refused.value) or secret == "whsec_"
+
+
+def test_a_url_without_host_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="host"):
+        open_sink("https:///hook", SinkContext(source=SOURCE))
