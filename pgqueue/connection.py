@@ -15,7 +15,7 @@ import sys
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from pgqueue.errors import ConfigError, NotInTransaction, SchemaError, SchemaIncomplete, SchemaMissing
@@ -33,72 +33,34 @@ def execute(handle: Any, statement: Statement[T]) -> T:
     Raises SchemaError where Postgres does not know what the statement names, else what the handle's library
     raises.
     """
-    query = statement.query
     if isinstance(handle, psycopg.Connection):
-        try:
-            with _cursor(handle) as cursor:
-                cursor.execute(query.text, statement.params)
-                rows = cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            if better := _schema_error(error):
-                raise better from error
-            raise
-        return statement.read(rows)
-    if (connection := _sqlalchemy(handle)) is not None:
-        from sqlalchemy.exc import DBAPIError
-
-        text, params = _driver_form(connection.dialect, statement)
-        try:
-            result = connection.exec_driver_sql(text, params)
-        except DBAPIError as error:
-            if better := _schema_error(error.orig):
-                raise better from error
-            raise
-        return statement.read([tuple(row) for row in result] if result.returns_rows else [])
-    if _is_django(handle):
-        from django.db import Error
-
-        try:
-            with handle.cursor() as cursor:
-                cursor.execute(query.text, statement.params)
-                rows = cursor.fetchall() if cursor.description else []
-        except Error as error:
-            if better := _schema_error(error.__cause__):
-                raise better from error
-            raise
-        return statement.read(rows)
-    raise _wrong_handle(handle, _SYNC, "aenqueue / aadd take the asynchronous ones")
+        rows = _psycopg_rows(handle, statement)
+    elif (connection := _sqlalchemy(handle)) is not None:
+        rows = _sqlalchemy_rows(connection, statement)
+    elif _is_django(handle):
+        rows = _django_rows(handle, statement)
+    else:
+        raise _wrong_handle(handle, _SYNC, "aenqueue / aadd take the asynchronous ones")
+    return statement.read(rows)
 
 
 async def execute_async(handle: Any, statement: Statement[T]) -> T:
     """Run a statement on an asynchronous handle and read its rows; raises like `execute`."""
     if isinstance(handle, psycopg.AsyncConnection):
-        try:
-            async with _async_cursor(handle) as cursor:
-                await cursor.execute(statement.query.text, statement.params)
-                rows = await cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            if better := _schema_error(error):
-                raise better from error
-            raise
-        return statement.read(rows)
-    if (connection := await _sqlalchemy_async(handle)) is not None:
-        from sqlalchemy.exc import DBAPIError
-
-        text, params = _driver_form(connection.dialect, statement)
-        try:
-            result = await connection.exec_driver_sql(text, params)
-        except DBAPIError as error:
-            if better := _schema_error(error.orig):
-                raise better from error
-            raise
-        return statement.read([tuple(row) for row in result] if result.returns_rows else [])
-    raise _wrong_handle(handle, _ASYNC, "enqueue / add take the synchronous ones")
+        rows = await _async_psycopg_rows(handle, statement)
+    elif (connection := await _sqlalchemy_async(handle)) is not None:
+        rows = await connection.run_sync(_sqlalchemy_rows, statement)
+    else:
+        raise _wrong_handle(handle, _ASYNC, "enqueue / add take the synchronous ones")
+    return statement.read(rows)
 
 
 def require_transaction(handle: Any) -> None:
     """Raise NotInTransaction if a synchronous handle would commit the next statement at once."""
     if isinstance(handle, psycopg.Connection):
+        if handle.autocommit and _piped(handle):
+            with handle.pipeline():  # whether a BEGIN is under way is known after a sync
+                pass
         _require_psycopg(handle)
     elif (connection := _sqlalchemy(handle)) is not None:
         _require_postgres(connection.dialect.name, handle)
@@ -114,12 +76,65 @@ def require_transaction(handle: Any) -> None:
 async def require_transaction_async(handle: Any) -> None:
     """Raise NotInTransaction if an asynchronous handle would commit the next statement at once."""
     if isinstance(handle, psycopg.AsyncConnection):
+        if handle.autocommit and _piped(handle):
+            async with handle.pipeline():
+                pass
         _require_psycopg(handle)
     elif (connection := await _sqlalchemy_async(handle)) is not None:
         _require_postgres(connection.dialect.name, handle)
         _require_driver(handle, (await connection.get_raw_connection()).dbapi_connection)
     else:
         raise _wrong_handle(handle, _ASYNC, "enqueue / add take the synchronous ones")
+
+
+def _psycopg_rows(handle: psycopg.Connection[Any], statement: Statement[Any]) -> list[Row]:
+    try:
+        with _cursor(handle) as cursor:
+            cursor.execute(statement.query.text, statement.params)
+            # In a pipeline the answer comes with the fetch, and with it whether there are rows.
+            return cursor.fetchall() if cursor.description or _piped(handle) else []
+    except psycopg.Error as error:
+        return _no_rows(handle, error)
+
+
+async def _async_psycopg_rows(handle: psycopg.AsyncConnection[Any], statement: Statement[Any]) -> list[Row]:
+    try:
+        async with _async_cursor(handle) as cursor:
+            await cursor.execute(statement.query.text, statement.params)
+            return await cursor.fetchall() if cursor.description or _piped(handle) else []
+    except psycopg.Error as error:
+        return _no_rows(handle, error)
+
+
+def _no_rows(
+    handle: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: psycopg.Error
+) -> list[Row]:
+    """Return no rows where a pipeline had none to fetch; raise every other error."""
+    if _piped(handle) and isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+        return []
+    raise _schema_error(error) or error
+
+
+def _sqlalchemy_rows(connection: Any, statement: Statement[Any]) -> list[Row]:
+    from sqlalchemy.exc import DBAPIError
+
+    text, params = _driver_form(connection.dialect, statement)
+    try:
+        result = connection.exec_driver_sql(text, params)
+    except DBAPIError as error:
+        raise _schema_error(error.orig) or error from error.orig
+    return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def _django_rows(handle: Any, statement: Statement[Any]) -> list[Row]:
+    from django.db import Error
+
+    try:
+        with handle.cursor() as cursor:
+            cursor.execute(statement.query.text, statement.params)
+            return cursor.fetchall() if cursor.description else []
+    except Error as error:
+        raise _schema_error(error.__cause__) or error from error.__cause__
 
 
 def _require_psycopg(handle: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -134,6 +149,10 @@ def _require_driver(handle: Any, dbapi: Any) -> None:
     info = getattr(dbapi, "info", None)
     if info is None or info.transaction_status == TransactionStatus.IDLE:
         raise NotInTransaction(handle)
+
+
+def _piped(handle: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    return handle.info.pipeline_status != PipelineStatus.OFF
 
 
 def _cursor(handle: psycopg.Connection[Any]) -> psycopg.Cursor[Row]:
@@ -197,8 +216,9 @@ def _schema_error(error: BaseException | None) -> SchemaError | None:
     state = getattr(error, "sqlstate", None)
     if state == "3F000":
         return SchemaMissing()
-    if state in ("42P01", "42883", "42703") and "pgqueue." in str(error):  # table, function, column
-        return SchemaIncomplete(str(error).splitlines()[0])
+    first = str(error).partition("\n")[0]
+    if state in ("42P01", "42883") and "pgqueue." in first:  # a table, a function
+        return SchemaIncomplete(first)
     return None
 
 

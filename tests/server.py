@@ -17,6 +17,7 @@ Connection: TypeAlias = psycopg.Connection[tuple[object, ...]]
 
 FAST = {
     "max_connections": "200",
+    "max_prepared_transactions": "20",
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "on",
