@@ -1,0 +1,131 @@
+"""Each event is applied once in each consumer's own transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from pgqueue.errors import NotInTransaction
+from relay import Inbox
+from tests.db.forms import ASYNC, KINDS, opened
+from tests.server import Connection
+from tests.waiting import eventually
+
+inbox = Inbox()
+WHO = {"consumer": "warehouse", "source": "/outbox/shop"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_claim_of_a_key_is_refused(kind: str, dsn: str) -> None:
+    with opened(kind, dsn) as form:
+        claim = inbox.aclaim if form.kind in ASYNC else inbox.claim
+        assert form._call(claim, "outbox:1", **WHO) is True
+        assert form._call(claim, "outbox:1", **WHO) is False
+        form.commit()
+        assert form._call(claim, "outbox:1", **WHO) is False
+        assert form._call(claim, "outbox:2", **WHO) is True
+        form.rollback()
+        assert form._call(claim, "outbox:2", **WHO) is True
+        form.commit()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_higher_version_is_newer(kind: str, dsn: str) -> None:
+    with opened(kind, dsn) as form:
+        newer = inbox.anewer if form.kind in ASYNC else inbox.newer
+        seen = [form._call(newer, **WHO, aggregate_id="order-1", version=v) for v in (1, 3, 2, 3, 4)]
+        assert seen == [True, True, False, False, True]
+        assert form._call(newer, **WHO, aggregate_id="order-2", version=1) is True
+        form.commit()
+
+
+def test_consumers_and_sources_do_not_share_keys(conn: Connection) -> None:
+    assert inbox.claim(conn, "outbox:1", consumer="a", source="/s")
+    assert inbox.claim(conn, "outbox:1", consumer="b", source="/s")
+    assert inbox.claim(conn, "outbox:1", consumer="a", source="/t")
+    assert not inbox.claim(conn, "outbox:1", consumer="a", source="/t")
+
+
+def test_a_claim_that_would_be_committed_without_its_effects_is_refused(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as handle:
+        with pytest.raises(NotInTransaction):
+            inbox.claim(handle, "outbox:1", **WHO)
+        with pytest.raises(NotInTransaction):
+            inbox.newer(handle, **WHO, aggregate_id="a", version=1)
+
+    async def refused() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as handle:
+            with pytest.raises(NotInTransaction):
+                await inbox.aclaim(handle, "outbox:1", **WHO)
+
+    asyncio.run(refused())
+
+
+@pytest.mark.parametrize(("first_commits", "second_gets"), [(True, False), (False, True)])
+def test_a_second_consumer_waits_for_the_first_one_and_wins_if_that_rolls_back(
+    dsn: str, conn: Connection, first_commits: bool, second_gets: bool
+) -> None:
+    answers: list[bool] = []
+    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
+        pid = second.info.backend_pid
+        assert inbox.claim(first, "outbox:1", **WHO)
+
+        def claim() -> None:
+            answers.append(inbox.claim(second, "outbox:1", **WHO))
+            second.commit()
+
+        thread = threading.Thread(target=claim)
+        thread.start()
+        waiting = "SELECT true FROM pg_catalog.pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        eventually(lambda: conn.execute(waiting, [pid]).fetchone() or conn.rollback())
+        assert not answers
+        first.commit() if first_commits else first.rollback()
+        thread.join(10)
+    assert answers == [second_gets]
+
+
+def test_at_repeatable_read_a_key_taken_meanwhile_is_a_serialization_failure(dsn: str) -> None:
+    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
+        second.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        second.execute("SELECT 1")
+        assert inbox.claim(first, "outbox:1", **WHO)
+        first.commit()
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            inbox.claim(second, "outbox:1", **WHO)
+        second.rollback()
+
+
+def test_duplicates_in_a_crowd_are_applied_once(dsn: str, conn: Connection) -> None:
+    conn.execute("CREATE TABLE public.applied (key text)")
+    conn.commit()
+    begin = threading.Barrier(4)
+
+    def consume() -> None:
+        with psycopg.connect(dsn) as handle:
+            begin.wait(10)
+            for n in range(50):
+                if inbox.claim(handle, f"outbox:{n}", **WHO):
+                    handle.execute("INSERT INTO public.applied VALUES (%s)", [f"outbox:{n}"])
+                handle.commit()
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert conn.execute("SELECT count(*), count(DISTINCT key) FROM public.applied").fetchone() == (50, 50)
+
+
+def test_prune_deletes_old_keys_page_by_page_and_keeps_young_ones(conn: Connection) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.inbox (consumer, source, key, applied_at)"
+        " SELECT 'c', 's', i::text, now() - interval '8 days' FROM generate_series(1, 1500) i"
+    )
+    assert inbox.claim(conn, "young", consumer="c", source="s")
+    gone = [inbox.prune(conn, timedelta(days=7)) for _ in range(3)]
+    assert gone == [1000, 500, 0]
+    assert conn.execute("SELECT key FROM pgqueue.inbox").fetchall() == [("young",)]
