@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from pgqueue import App, JobRef
+from tests.server import Connection, Server
+from tests.waiting import eventually
+
+app = App()
+CALLERS = 50
+
+
+@app.job("ship")
+def ship(n: int) -> None: ...
+
+
+@app.job("tidy", queue="tidy")
+def tidy() -> None: ...
+
+
+@pytest.fixture(scope="module")
+def shop(server: Server) -> Iterator[str]:
+    """Give the DSN of one database for the whole module."""
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def clean(shop: str) -> Iterator[Connection]:
+    """Give a connection to that database without jobs in it."""
+    with psycopg.connect(shop) as conn:
+        conn.execute("SET search_path = ''")
+        conn.execute("TRUNCATE pgqueue.job, pgqueue.dedup")
+        conn.commit()
+        yield conn
+        conn.rollback()
+
+
+def stored(conn: Connection) -> list[int]:
+    rows = conn.execute("SELECT j.id FROM pgqueue.job j ORDER BY j.id").fetchall()
+    conn.commit()
+    return [int(str(row[0])) for row in rows]
+
+
+def waiting(conn: Connection, n: int) -> Callable[[], bool]:
+    """Tell whether n sessions of this database wait for a lock."""
+
+    def wait_for_a_lock() -> bool:
+        row = conn.execute(
+            "SELECT count(*) FROM pg_catalog.pg_stat_activity a"
+            " WHERE a.datname = current_database() AND a.wait_event_type = 'Lock'"
+        ).fetchone()
+        conn.commit()
+        return row == (n,)
+
+    return wait_for_a_lock
+
+
+def test_within_its_window_a_key_belongs_to_one_job_though_that_is_done(clean: Connection) -> None:
+    once = ship.using(dedup_key="k", dedup_window=timedelta(hours=1))
+    first = once.enqueue(clean, 1)
+    clean.commit()
+    assert once.enqueue(clean, 2) == JobRef(first.id, created=False)
+    clean.execute("DELETE FROM pgqueue.job")
+    assert once.enqueue(clean, 3) == JobRef(first.id, created=False)
+    clean.execute("UPDATE pgqueue.dedup SET until = clock_timestamp()")
+    assert once.enqueue(clean, 4).created
+    clean.commit()
+    assert len(stored(clean)) == 1
+
+
+def test_a_live_key_is_free_as_soon_as_its_job_is_gone(clean: Connection) -> None:
+    live = ship.using(dedup_key="k", dedup_window="live")
+    first = live.enqueue(clean, 1)
+    clean.commit()
+    assert live.enqueue(clean, 2) == JobRef(first.id, created=False)
+    clean.execute("DELETE FROM pgqueue.job")
+    second = live.enqueue(clean, 3)
+    assert second.created
+    assert second.id != first.id
+    assert live.enqueue(clean, 4) == JobRef(second.id, created=False)
+
+
+def test_a_key_that_belonged_to_a_window_can_go_on_living_and_back(clean: Connection) -> None:
+    ship.using(dedup_key="k").enqueue(clean, 1)
+    clean.execute("UPDATE pgqueue.dedup SET until = clock_timestamp()")
+    live = ship.using(dedup_key="k", dedup_window="live").enqueue(clean, 2)
+    assert ship.using(dedup_key="k").enqueue(clean, 3) == JobRef(live.id, created=False)
+    clean.execute("DELETE FROM pgqueue.job")
+    assert ship.using(dedup_key="k").enqueue(clean, 4).created
+
+
+def test_a_key_is_taken_per_queue(clean: Connection) -> None:
+    assert ship.using(dedup_key="k").enqueue(clean, 1).created
+    assert ship.using(dedup_key="k", queue="other").enqueue(clean, 1).created
+    assert not tidy.using(dedup_key="k", queue="other").enqueue(clean).created
+
+
+def test_a_rollback_frees_the_key_so_no_job_is_suppressed_by_one_that_never_was(clean: Connection) -> None:
+    lost = ship.using(dedup_key="k").enqueue(clean, 1)
+    clean.rollback()
+    found = ship.using(dedup_key="k").enqueue(clean, 2)
+    assert found.created
+    assert found.id != lost.id
+    clean.commit()
+    assert stored(clean) == [found.id]
+
+
+def test_a_savepoint_that_is_rolled_back_frees_the_key(clean: Connection) -> None:
+    with pytest.raises(ZeroDivisionError), clean.transaction():
+        ship.using(dedup_key="k").enqueue(clean, 1)
+        raise ZeroDivisionError
+    assert ship.using(dedup_key="k").enqueue(clean, 2).created
+
+
+@pytest.mark.parametrize("window", [timedelta(hours=1), "live"])
+@pytest.mark.parametrize("first_commits", [True, False])
+def test_of_fifty_concurrent_callers_one_creates_the_job_and_all_get_its_id(
+    window: timedelta, first_commits: bool, clean: Connection, shop: str
+) -> None:
+    once = ship.using(dedup_key="k", dedup_window=window)
+
+    def call(n: int) -> JobRef:
+        with psycopg.connect(shop) as conn:
+            return once.enqueue(conn, n)
+
+    with psycopg.connect(shop) as first, ThreadPoolExecutor(CALLERS) as pool:
+        early = once.enqueue(first, 0)
+        late = [pool.submit(call, n) for n in range(1, CALLERS)]
+        eventually(waiting(clean, CALLERS - 1), 60)
+        if first_commits:
+            first.commit()
+        else:
+            first.rollback()
+        refs = [future.result() for future in late]
+    (winner,) = stored(clean)
+    assert {ref.id for ref in refs} == {winner}
+    assert (winner == early.id) is first_commits
+    assert sum(ref.created for ref in refs) == (0 if first_commits else 1)
+
+
+def test_a_caller_that_meets_a_taken_key_waits_for_nobody_and_aborts_nothing(
+    clean: Connection, shop: str
+) -> None:
+    first = ship.using(dedup_key="k").enqueue(clean, 1)
+    clean.commit()
+    clean.execute("SELECT FROM pgqueue.job j, pgqueue.dedup d FOR UPDATE")
+    with psycopg.connect(shop) as conn:
+        conn.execute("SET LOCAL lock_timeout = '1s'")
+        assert ship.using(dedup_key="k").enqueue(conn, 2) == JobRef(first.id, created=False)
+
+
+def test_two_bulks_of_the_same_keys_in_opposite_order_do_not_deadlock(clean: Connection, shop: str) -> None:
+    numbers = list(range(1_000))
+    keyed = ship.using(dedup_key=lambda n: f"order-{n}")
+    start = threading.Barrier(2)
+
+    def bulk(order: list[int]) -> dict[int, JobRef]:
+        with psycopg.connect(shop) as conn:
+            start.wait()
+            return dict(zip(order, keyed.enqueue_many(conn, order), strict=True))
+
+    for _ in range(3):
+        clean.execute("TRUNCATE pgqueue.job, pgqueue.dedup")
+        clean.commit()
+        with ThreadPoolExecutor(2) as pool:
+            one, two = pool.map(bulk, [numbers, numbers[::-1]])
+        assert {n: ref.id for n, ref in one.items()} == {n: ref.id for n, ref in two.items()}
+        assert [one[n].created != two[n].created for n in numbers] == [True] * 1_000
+        assert len(stored(clean)) == 1_000
+
+
+def test_refs_come_back_in_the_order_of_the_payloads_whatever_the_keys(clean: Connection) -> None:
+    keys = ["z", "é", "a", "Z", "🦆", "a", "10", "9"]
+    refs = ship.using(dedup_key=lambda n: keys[n]).enqueue_many(clean, range(len(keys)))
+    found = dict(clean.execute("SELECT j.dedup_key, j.id FROM pgqueue.job j").fetchall())
+    assert [ref.id for ref in refs] == [found[key] for key in keys]
+    assert [ref.created for ref in refs] == [True] * 5 + [False] + [True] * 2
+
+
+def test_a_taken_key_draws_no_number(clean: Connection) -> None:
+    ship.using(dedup_key="k").enqueue(clean, 1)
+    before = clean.execute("SELECT last_value FROM pgqueue.job_id_seq").fetchone()
+    for _ in range(10):
+        ship.using(dedup_key="k").enqueue(clean, 1)
+    assert clean.execute("SELECT last_value FROM pgqueue.job_id_seq").fetchone() == before
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_above_read_committed_a_concurrent_same_key_is_a_serialization_failure(
+    level: str, clean: Connection, shop: str
+) -> None:
+    with psycopg.connect(shop) as conn:
+        conn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        conn.execute("SELECT FROM pgqueue.job")
+        first = ship.using(dedup_key="k").enqueue(clean, 1)
+        clean.commit()
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            ship.using(dedup_key="k").enqueue(conn, 2)
+        conn.rollback()
+        assert ship.using(dedup_key="k").enqueue(conn, 2) == JobRef(first.id, created=False)
+
+
+def test_two_single_enqueues_in_opposite_order_can_deadlock_like_any_two_updates(
+    clean: Connection, shop: str
+) -> None:
+    with psycopg.connect(shop) as other, ThreadPoolExecutor(1) as pool:
+        ship.using(dedup_key="a").enqueue(clean, 1)
+        ship.using(dedup_key="b").enqueue(other, 1)
+        crossing = pool.submit(ship.using(dedup_key="b").enqueue, clean, 2)
+        failed = 0
+        try:
+            ship.using(dedup_key="a").enqueue(other, 2)
+        except psycopg.errors.DeadlockDetected:
+            failed += 1
+        other.rollback()
+        try:
+            crossing.result()
+        except psycopg.errors.DeadlockDetected:
+            failed += 1
+    assert failed == 1
+
+
+def test_a_bulk_without_a_key_for_each_payload_is_refused(clean: Connection) -> None:
+    for call in (
+        "SELECT FROM pgqueue.enqueue_many('ship', '[1, 2]', dedup_keys => ARRAY['a'])",
+        "SELECT FROM pgqueue.enqueue_many('ship', '[1]', keys => ARRAY['a', 'b'])",
+        "SELECT FROM pgqueue.enqueue_many('ship', '[1, 2]', dedup_keys => ARRAY['a', NULL])",
+    ):
+        with (
+            pytest.raises(psycopg.errors.InvalidParameterValue, match="job 'ship'|job ship"),
+            clean.transaction(),
+        ):
+            clean.execute(call)
+    assert stored(clean) == []
