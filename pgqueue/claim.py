@@ -11,11 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import itemgetter
 
 from pgqueue.job import Claimed
 from pgqueue.statement import Row, Statement, load, nothing, scalar, table
 
 _SQL = load("pgqueue", "claim")
+_PLACE = itemgetter(0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +125,7 @@ def _jobs(rows: Sequence[Row]) -> list[Claimed]:
 def _answer(rows: Sequence[Row]) -> Answer:
     jobs = [Claimed._make(row) for row in rows]
     facts = jobs.pop()
-    jobs.sort(key=_place)
+    jobs.sort(key=_PLACE)
     full = {int(level) - 1: pos for level, pos in json.loads(facts.extra).items()} if facts.extra else {}
     return Answer(jobs=jobs, full=full, keyed=facts.payload == "1")
 
-
-def _place(job: Claimed) -> tuple[int, int]:
-    return job.level, job.pos

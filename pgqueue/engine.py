@@ -65,7 +65,7 @@ class Engine:
         self._rounds: Rounds | None = None
         self._poll = IdlePoll(settings.poll)
         self._trouble = Trouble()
-        self._observed_at = self._armed_at = self._turn_at = self._retry_at = 0.0
+        self._observed_at = self._armed_at = self._turn_at = self._retry_at = self._results_at = 0.0
         self._observe_every = 0.0
         self._moved = (0, 0.0)
         self._alone = False
@@ -96,6 +96,8 @@ class Engine:
         more = True
         while True:
             if not more:
+                if not self._hand.wake.is_set():
+                    self._intake.wake_slots()
                 self._hand.wake.wait(self._pause())
             if self.draining.is_set():
                 self._unload()
@@ -141,6 +143,7 @@ class Engine:
             slots.set_low_water(quota.prefetch() // 2)
         self._unstall(now)
         results = self._write_off.collect()
+        quota.leaving = len(results.done) + len(results.ended)
         claiming = not self._alone and not self.draining.is_set()
         wishes = intake.wishes() if claiming else []
         lane_wish = intake.lane_wish() if wishes and intake.keyed else None
@@ -149,15 +152,16 @@ class Engine:
         observe = intake.floors.wants_proof() and now - self._observed_at >= self._observe_every
         if self._alone and not self._hand.held and not results:
             return self._run_alone()
-        if not (results or wishes or turn):
+        if not (wishes or turn or self._flushes(results, now)):
             return False
         settled = intake.floors.horizon.settled
         rounds.unsure.update(c.id for c in results.done)
         out = rounds.run(
             results, wishes, route_floors=intake.route_floors, lane_wish=lane_wish, observe=observe, arm=arm, turn=turn,
-            sweep_period=self._period,
+            sweep_period=self._period, meanwhile=intake.wake_slots,
         )  # fmt: skip
         self._write_off.settle(results, out)
+        self._results_at = 0.0
         rounds.unsure.clear()
         if self._write_off.nudge:
             rounds.nudge(self._settings.queues)
@@ -186,6 +190,15 @@ class Engine:
             self._armed_at = now
             return True  # announced just now: look once more before waiting
         return again
+
+    def _flushes(self, results: Results, now: float) -> bool:
+        """Tell whether results are written now: no later than 20 ms after they came, at once if nothing runs."""
+        if not results:
+            self._results_at = 0.0
+            return False
+        if not self._results_at:
+            self._results_at = now
+        return now - self._results_at >= self._settings.flush or len(self._hand.held) <= self._quota.leaving or bool(results.lanes)
 
     def _sweep(self, queues: Sequence[str]) -> int:
         """Look at these queues from the start."""

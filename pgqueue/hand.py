@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgqueue.job import Buried, Claimed, Dropped, Job, Outcome, Released, Retried, Snoozed
 from pgqueue.loop import Wake
 from pgqueue.shelf import LaneHold
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """One attempt at work. `limit`: seconds it may take; `cancel`: how to stop it, None where that is impossible."""
 
     claimed: Claimed

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
+from typing import cast
 
 from pgqueue.claim import Answer, Scope
 from pgqueue.config import WorkerSettings
@@ -22,6 +24,9 @@ from pgqueue.run import Runner, expired
 from pgqueue.shelf import Item, LaneHold
 from pgqueue.tasks import TaskSlots
 from pgqueue.threads import ThreadSlots
+
+_ID = attrgetter("id")
+_EXTRA = attrgetter("extra")
 
 
 class Intake:
@@ -56,6 +61,7 @@ class Intake:
         self.paused_names: frozenset[str] = frozenset()
         self.paused_queues: frozenset[str] = frozenset()
         self._names = list(runners)
+        self._to_wake: list[tuple[ThreadSlots | TaskSlots, int]] = []
 
     def pause(self, queues: frozenset[str], names: frozenset[str]) -> None:
         """Leave these queues and names out of the next claims."""
@@ -100,7 +106,7 @@ class Intake:
         last = (jobs[-1].level - 1, jobs[-1].pos) if jobs else None
         full = {wish.levels[place]: pos for place, pos in answer.full.items()}
         self.floors.claimed(wish.levels, wish.starts, settled, last, full, exhausted=len(jobs) < wish.n)
-        self.floors.saw((job.level - 1, job.pos) for job in jobs)
+        self.floors.saw({job.level - 1: job.pos for job in jobs}.items())  # in order: the last of each level
         self.shelve(jobs)
         return len(jobs)
 
@@ -148,7 +154,11 @@ class Intake:
         """Put jobs on the shelves of the slots that run them."""
         if not jobs:
             return
-        self._hand.held.update((job.id, job) for job in jobs)
+        self._hand.held.update(zip(map(_ID, jobs), jobs, strict=True))
+        self._bus.emit(JobsClaimed(count=len(jobs), recovered=recovered))
+        if self._tasks is None and len(self._settings.queues) == 1 and not any(map(_EXTRA, jobs)):
+            self._put(False, self._settings.queues[0], cast(list[Item], jobs))
+            return
         runners, levels = self._runners, self._levels
         shelves: dict[tuple[bool, str], list[Item]] = {}
         for job in jobs:
@@ -158,7 +168,6 @@ class Intake:
                 shelves.setdefault((runners[job.name].kind.is_async, levels[job.level][0]), []).append(job)
         for (is_async, queue), items in shelves.items():
             self._put(is_async, queue, items)
-        self._bus.emit(JobsClaimed(count=len(jobs), recovered=recovered))
 
     def dispatch(self, lane: LaneHold) -> None:
         """Put a lane on the shelf of the slots that run its next job."""
@@ -167,7 +176,16 @@ class Intake:
     def _put(self, is_async: bool, queue: str, items: list[Item]) -> None:
         slots = self._tasks if is_async and self._tasks is not None else self._threads
         slots.shelf.put(queue, items)
-        slots.wake(self._quota.slots_for(len(items)))
+        self._to_wake.append((slots, self._quota.slots_for(len(items))))
+
+    def wake_slots(self) -> None:
+        """Put slots to work on what was shelved since the last call.
+
+        Apart from shelving, so that the next round is on its way before handlers take the interpreter.
+        """
+        while self._to_wake:
+            slots, count = self._to_wake.pop()
+            slots.wake(count)
 
     def _verdict(self, job: Claimed) -> Outcome | None:
         """Decide about a job that is not to run at all."""

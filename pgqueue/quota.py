@@ -33,6 +33,8 @@ class Quota:
         self._seen_n = 0
         #: Mean seconds per job, recent jobs weighing more; None before the first.
         self.per_job: float | None = None
+        #: Jobs still held whose results the coming round writes.
+        self.leaving = 0
         #: Set while what is shelved does not move: hold nothing beyond the running jobs.
         self.stalled = False
 
@@ -94,5 +96,6 @@ class Quota:
     def _held_generally(self) -> int:
         hand = self._hand
         if not self._settings.reserved:
-            return len(hand.held) - sum(len(lane.ids) - 1 for lane in list(hand.lanes.values()))
-        return sum(max(0, n - self._settings.reserved.get(queue, 0)) for queue, n in self._by_queue().items())
+            return len(hand.held) - self.leaving - sum(len(lane.ids) - 1 for lane in list(hand.lanes.values()))
+        held = sum(max(0, n - self._settings.reserved.get(queue, 0)) for queue, n in self._by_queue().items())
+        return max(0, held - self.leaving)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -126,8 +126,13 @@ class Rounds:
         arm: Sequence[str] = (),
         turn: Sequence[str] = (),
         sweep_period: timedelta = timedelta(seconds=0.25),
+        meanwhile: Callable[[], None] | None = None,
     ) -> Outcomes:
-        """Write the results and claim. `arm`: queues to announce as idle; `turn`: queues to ask the sweep for."""
+        """Write the results and claim.
+
+        `arm`: queues to announce as idle; `turn`: queues to ask the sweep for; `meanwhile` is called when all is
+        ready to go, before the wait for the answers.
+        """
         out = Outcomes()
         finishes: list[tuple[list[int], Pending[list[int]]]] = []
         acked: Pending[list[int] | None] | None = None
@@ -151,7 +156,7 @@ class Rounds:
                     p.begin()
                     p.run("SET LOCAL lock_timeout = '250ms'")
                     if results.done:
-                        acked = p.send(ack(_claims(results.done)))
+                        acked = p.send(ack(results.done))
                     finishes = self._send_ends(p, results.ended)
                     for wish in wishes:
                         claimed.append(
@@ -170,6 +175,8 @@ class Rounds:
                     p.commit()
                 if observe:
                     seen = p.send(horizon())
+                if meanwhile is not None:
+                    meanwhile()
         except pg.LockNotAvailable:
             return self._around_locks(results)
         out.lanes_released = True
@@ -275,7 +282,7 @@ class Rounds:
         with Pipeline(self.connection) as p:
             p.begin()
             if results.done:
-                acked = p.send(ack(_claims(results.done), skip=True))
+                acked = p.send(ack(results.done, skip=True))
             finishes = self._send_ends(p, results.ended)
             p.commit()
         if acked is not None:
@@ -288,10 +295,6 @@ class Rounds:
 
 def _claim(claimed: Claimed) -> Claim:
     return Claim(claimed.id, claimed.lease)
-
-
-def _claims(jobs: Sequence[Claimed]) -> list[Claim]:
-    return [Claim(c.id, c.lease) for c in jobs]
 
 
 def _by_lease(lanes: Sequence[LaneHold]) -> dict[tuple[int, float], list[tuple[str, str]]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, LeasesLost
@@ -14,6 +15,8 @@ from pgqueue.round import Outcomes, Results
 from pgqueue.shelf import LaneHold
 
 T = TypeVar("T")
+
+_ID = attrgetter("id")
 
 _WORDS = {
     "Done": "ok", "Retried": "retry", "Buried": "dead", "Snoozed": "snooze", "Dropped": "cancelled", "Released": "released",
@@ -65,7 +68,7 @@ class WriteOff:
                 self._done.append(ended.claimed)
             else:
                 self._ended.append((ended.claimed, ended.outcome))
-        self._done.sort(key=lambda c: c.id)
+        self._done.sort(key=_ID)
         for lane in self._lanes:
             self._ended.extend((claimed, Released()) for claimed in lane.jobs if claimed.id in hand.held)
             lane.jobs.clear()
@@ -74,18 +77,24 @@ class WriteOff:
     def settle(self, results: Results, out: Outcomes) -> None:
         """Forget what the round has written; keep what it could not."""
         hand, gone = self._hand, out.finished | out.lost
+        strike = hand.held.pop
         for job_id in gone:
-            hand.held.pop(job_id, None)
+            strike(job_id, None)
         if hand.cancelled or hand.lost:
             hand.cancelled -= gone
             hand.lost -= gone
-        self._done = [c for c in self._done if c.id not in gone]
-        self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
+        if len(gone) == len(self._done) + len(self._ended):
+            self._done, self._ended = [], []
+        else:
+            self._done = [c for c in self._done if c.id not in gone]
+            self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
         if out.lanes_released:
             for lane in results.lanes:
                 hand.lanes.pop((lane.queue, lane.key, lane.lease), None)
             self._lanes = [lane for lane in self._lanes if lane not in results.lanes]
-        if done := sum(c.id in out.finished for c in results.done):
+        if done := len(results.done):
+            if out.lost or out.locked:
+                done = sum(c.id in out.finished for c in results.done)
             self._bus.emit(JobsAcked(count=done))
         if released := sum(isinstance(o, Released) and c.id in out.finished for c, o in results.ended):
             self.released += released
@@ -127,9 +136,7 @@ class WriteOff:
         )
 
 
-def _drain(source: deque[T]) -> Iterator[T]:
-    while True:
-        try:
-            yield source.popleft()
-        except IndexError:
-            return
+def _drain(source: deque[T]) -> list[T]:
+    """Take what is there now; only this thread takes."""
+    take = source.popleft
+    return [take() for _ in range(len(source))]

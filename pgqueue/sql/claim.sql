@@ -3,20 +3,22 @@
 -- Locks are taken in a second CTE, after the window; a plain IN (SELECT .. LIMIT ..) can be re-executed by a nested
 -- loop and update more than n rows. The last row (level 0) carries what this snapshot says beside the jobs.
 WITH w AS MATERIALIZED (
-  SELECT v.o, x.id, x.pos, x.name
+  SELECT v.o, x.ctid, x.pos, x.name
   FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[]) WITH ORDINALITY v(q, p, f, o)
   CROSS JOIN LATERAL (
-    SELECT j.id, j.pos, j.name FROM pgqueue.job j
+    SELECT j.ctid, j.pos, j.name FROM pgqueue.job j
     WHERE j.queue = v.q AND j.priority = v.p AND j.pos > v.f AND j.key IS NULL AND j.lease = 0 AND j.lost = 0
     ORDER BY j.pos LIMIT 5000) x),
 c AS MATERIALIZED (
-  SELECT w.o, y.id FROM w
-  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = w.id AND j.pos = w.pos AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y
+  SELECT w.o, y.ctid FROM w
+  CROSS JOIN LATERAL (
+    SELECT j.ctid FROM pgqueue.job j WHERE j.ctid = w.ctid AND j.pos = w.pos AND j.lease = 0 AND j.lost = 0
+    FOR NO KEY UPDATE SKIP LOCKED) y
   WHERE w.name = ANY (%(names)s::text[]) LIMIT %(n)s::int),
 u AS (
   UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
     attempt = j.attempt + 1, claimed_at = statement_timestamp()
-  FROM c WHERE j.id = c.id
+  FROM c WHERE j.ctid = c.ctid
   RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.attempt, j.enqueued_at::text,
     CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers) > 0 THEN
       json_build_object('idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
