@@ -110,9 +110,7 @@ def _synchronous(kind: str, dsn: str, stack: ExitStack, *, autocommit: bool) -> 
     return scoped
 
 
-def _asynchronous(
-    kind: str, dsn: str, stack: ExitStack, runner: asyncio.Runner, *, autocommit: bool
-) -> Any:
+def _asynchronous(kind: str, dsn: str, stack: ExitStack, runner: asyncio.Runner, *, autocommit: bool) -> Any:
     if kind == "async_psycopg":
         made = runner.run(
             psycopg.AsyncConnection.connect(dsn, autocommit=autocommit, options="-c search_path=")
@@ -120,7 +118,9 @@ def _asynchronous(
         stack.callback(lambda: runner.run(made.close()))
         return made
     driver = "asyncpg" if kind.startswith("asyncpg") else "psycopg"
-    empty = {"server_settings": {"search_path": ""}} if driver == "asyncpg" else {"options": "-c search_path="}
+    empty = (
+        {"server_settings": {"search_path": ""}} if driver == "asyncpg" else {"options": "-c search_path="}
+    )
     engine = create_async_engine(
         dsn.replace("postgresql://", f"postgresql+{driver}://", 1),
         poolclass=NullPool,

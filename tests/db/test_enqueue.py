@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,7 +18,7 @@ from tests.db.forms import KINDS, Form, opened
 from tests.server import Connection, Server
 
 WHEN = datetime(2033, 5, 18, 3, 33, 20, 123456, tzinfo=UTC)
-NASTY = 'a"b\'; DROP TABLE pgqueue.job; --$$ $1 %s %(x)s :y .\\n\n\t🦆'
+NASTY = "a\"b'; DROP TABLE pgqueue.job; --$$ $1 %s %(x)s :y .\\n\n\t🦆"
 
 
 @dataclass
@@ -71,14 +72,13 @@ def form(request: pytest.FixtureRequest, declared: Connection, shop: str) -> Ite
 
 ROWS = """
 SELECT row_to_json(r)::text FROM (
-  SELECT j.queue, j.name, j.priority, j.key, j.dedup_key, j.idempotency_key, j.max_attempts, j.timeout_s::text,
-    j.backoff::text, j.headers::text, j.payload::text, j.expires_at, j.ready_at, j.attempt, j.lost, j.lease,
+  SELECT j.queue, j.name, j.priority, j.key, j.dedup_key, j.idempotency_key, j.max_attempts,
+    j.timeout_s::text, j.backoff::text, j.headers::text, j.payload::text, j.expires_at, j.ready_at, j.attempt, j.lost, j.lease,
     j.deadline::text, j.claimed_at::text, j.pos IS NOT NULL AS has_pos, j.enqueued_at <= now() AS enqueued,
-    CASE WHEN j.run_at > '2030-01-01' THEN j.run_at::text
-         WHEN j.run_at BETWEEN clock_timestamp() + interval '50 s' AND clock_timestamp() + interval '60 s' THEN 'in 60 s'
+    CASE WHEN j.run_at - clock_timestamp() BETWEEN interval '50 s' AND interval '60 s' THEN 'in 60 s'
          ELSE j.run_at::text END AS due,
-    (SELECT json_build_object('queue', d.queue, 'key', d.key, 'mine', d.job_id = j.id, 'live', d.until IS NULL,
-       'seconds', round(extract(epoch FROM d.until - j.enqueued_at) / 100))
+    (SELECT json_build_object('queue', d.queue, 'key', d.key, 'mine', d.job_id = j.id,
+       'live', d.until IS NULL, 'seconds', round(extract(epoch FROM d.until - j.enqueued_at) / 100))
      FROM pgqueue.dedup d WHERE d.queue = j.queue AND d.key = j.dedup_key) AS dedup
   FROM pgqueue.job j ORDER BY j.id) r
 """
@@ -93,7 +93,7 @@ def taken(conn: Connection) -> list[dict[str, Any]]:
     return rows
 
 
-# option -> (Python's value, the SQL function's arguments, a plain INSERT's columns or None: it has no such thing)
+# option -> (Python's value, the SQL function's arguments, a plain INSERT's columns, None where it has none)
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = {
     "none": ({}, {}, {}),
     "queue": ({"queue": NASTY}, {"queue": NASTY}, {"queue": NASTY}),
@@ -152,8 +152,19 @@ OPTIONS["all"] = (
 
 def by_sql(conn: Connection, name: str, payload: str, arguments: dict[str, Any]) -> int:
     """Call the SQL function as a producer of another language would."""
-    kinds = {"headers": "json", "backoff": "json", "priority": "int", "max_attempts": "int", "timeout_s": "real"}
-    kinds |= {"delay": "interval", "dedup_window": "interval", "dedup_live": "boolean", "run_at": "timestamptz"}
+    kinds = {
+        "headers": "json",
+        "backoff": "json",
+        "priority": "int",
+        "max_attempts": "int",
+        "timeout_s": "real",
+    }
+    kinds |= {
+        "delay": "interval",
+        "dedup_window": "interval",
+        "dedup_live": "boolean",
+        "run_at": "timestamptz",
+    }
     kinds["expires_at"] = "timestamptz"
     more = "".join(f", {k} => %({k})s::{kinds.get(k, 'text')}" for k in arguments)
     row = conn.execute(
@@ -177,12 +188,13 @@ def test_every_way_to_enqueue_writes_the_same_row(option: str, declared: Connect
     payload = {"order_id": 1, "note": "é\n"}
     for kind in KINDS:
         with opened(kind, shop) as form:
-            for way in (
-                lambda form=form: form.enqueue(prepared, Receipt(order_id=1, note="é\n")),
-                lambda form=form: form.enqueue_many(prepared, [payload]),
-                lambda form=form: form.by_name(app, "send-receipt", payload, **python),
-                lambda form=form: form.by_name(producer, "send-receipt", payload, **python),
-            ):
+            ways: list[Callable[[], Any]] = [
+                partial(form.enqueue, prepared, Receipt(order_id=1, note="é\n")),
+                partial(form.enqueue_many, prepared, [payload]),
+                partial(form.by_name, app, "send-receipt", payload, **python),
+                partial(form.by_name, producer, "send-receipt", payload, **python),
+            ]
+            for way in ways:
                 way()
                 form.commit()
                 assert taken(declared) == [expected], kind
@@ -224,7 +236,8 @@ def test_many_jobs_come_back_in_the_order_of_their_payloads(form: Form, declared
     refs = form.enqueue_many(send_receipt, [{"order_id": n} for n in range(100)])
     form.commit()
     assert all(isinstance(ref, JobRef) and ref.created for ref in refs)
-    stored = dict(declared.execute("SELECT j.id, (j.payload->>'order_id')::int FROM pgqueue.job j").fetchall())
+    rows: Any = declared.execute("SELECT j.id, (j.payload->>'order_id')::int FROM pgqueue.job j").fetchall()
+    stored = dict(rows)
     assert [stored[ref.id] for ref in refs] == list(range(100))
     places = declared.execute("SELECT j.id FROM pgqueue.job j ORDER BY j.pos").fetchall()
     assert [row[0] for row in places] == [ref.id for ref in refs]
@@ -238,7 +251,9 @@ def test_no_payloads_are_no_jobs(form: Form, declared: Connection) -> None:
 
 def test_keys_come_from_each_payload(form: Form, declared: Connection) -> None:
     form.enqueue_many(
-        send_receipt.using(key=lambda r: f"order-{r.order_id}", idempotency_key=lambda r: f"mail-{r.order_id}"),
+        send_receipt.using(
+            key=lambda r: f"order-{r.order_id}", idempotency_key=lambda r: f"mail-{r.order_id}"
+        ),
         [Receipt(1), Receipt(2)],
     )
     form.commit()
@@ -288,9 +303,13 @@ def test_a_misfit_is_refused_and_leaves_the_transaction_usable(form: Form, decla
     assert len(taken(declared)) == 1
 
 
-def test_an_unknown_name_is_refused_and_leaves_the_transaction_usable(form: Form, declared: Connection) -> None:
+def test_an_unknown_name_is_refused_and_leaves_the_transaction_usable(
+    form: Form, declared: Connection
+) -> None:
     form.enqueue(send_receipt, Receipt(1))
-    with pytest.raises(UnknownJob, match=r"(?s)job 'send-reciept' is neither registered .* nor declared") as caught:
+    with pytest.raises(
+        UnknownJob, match=r"(?s)job 'send-reciept' is neither registered .* nor declared"
+    ) as caught:
         form.by_name(app, "send-reciept", {"order_id": 1})
     assert caught.value.name == "send-reciept"
     assert "send-receipt" in caught.value.known
@@ -343,7 +362,8 @@ def test_the_payload_is_kept_as_it_was_written(conn: Connection) -> None:
 
 
 def test_a_handle_that_sends_raw_queries_takes_a_job_too(conn: Connection) -> None:
-    for factory in (psycopg.RawCursor, psycopg.ClientCursor):
+    factories: Any = (psycopg.RawCursor, psycopg.ClientCursor)
+    for factory in factories:
         conn.cursor_factory = factory
         assert tidy.enqueue(conn).created
         conn.commit()
