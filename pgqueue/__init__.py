@@ -22,9 +22,9 @@ from pgqueue.job import Job, JobRef
 
 __all__ = [
     "App",
+    "Backoff",
     "BadOption",
     "BadPayload",
-    "Backoff",
     "Cancelled",
     "ConfigError",
     "Job",

@@ -72,7 +72,12 @@ def suspects(
 
 def suspects_alone(scope: Scope, ceilings: Sequence[int]) -> Statement[bool]:
     """Tell whether a job waits that must run with nothing beside it. Takes no lock."""
-    params = {"queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "ceilings": list(ceilings)}
+    params = {
+        "queues": scope.queues,
+        "priorities": scope.priorities,
+        "names": scope.names,
+        "ceilings": list(ceilings),
+    }
     return Statement(_SQL["suspects_alone"], params, scalar)
 
 
@@ -103,7 +108,9 @@ def lane_release(lanes: Sequence[tuple[str, str]], lease: int, wait: float) -> S
 
 def horizon() -> Statement[Observation]:
     """Observe the sequence: last number, then holders. Belongs after the snapshot whose rows it is to vouch for."""
-    return Statement(_SQL["horizon"], {}, lambda rows: Observation(last=rows[0][0], holders=rows[0][1], cost=rows[0][2]))
+    return Statement(
+        _SQL["horizon"], {}, lambda rows: Observation(last=rows[0][0], holders=rows[0][1], cost=rows[0][2])
+    )
 
 
 def paused() -> Statement[list[Row]]:
@@ -128,4 +135,3 @@ def _answer(rows: Sequence[Row]) -> Answer:
     jobs.sort(key=_PLACE)
     full = {int(level) - 1: pos for level, pos in json.loads(facts.extra).items()} if facts.extra else {}
     return Answer(jobs=jobs, full=full, keyed=facts.payload == "1")
-

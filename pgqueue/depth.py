@@ -41,6 +41,15 @@ def sample(queues: Sequence[str]) -> Statement[None]:
 
 def _read(rows: Sequence[Row]) -> list[Depth]:
     return [
-        Depth(queue=r[0], ready=r[1], delayed=r[2], in_flight=r[3], blocked=r[4], oldest_ready_s=r[5], capped=r[6], age=r[7])
+        Depth(
+            queue=r[0],
+            ready=r[1],
+            delayed=r[2],
+            in_flight=r[3],
+            blocked=r[4],
+            oldest_ready_s=r[5],
+            capped=r[6],
+            age=r[7],
+        )
         for r in rows
     ]

@@ -168,7 +168,9 @@ class Engine:
             self._write_off.nudge = False
         if self._alone_id is not None and self._alone_id not in self._hand.held:
             self._alone, self._alone_id = False, None
-        got = sum(intake.took(wish, settled, answer) for wish, answer in zip(wishes, out.answers, strict=False))
+        got = sum(
+            intake.took(wish, settled, answer) for wish, answer in zip(wishes, out.answers, strict=False)
+        )
         again = bool(results.lanes)
         if wishes and out.answers:
             newly_keyed = out.answers[-1].keyed and not intake.keyed
@@ -198,7 +200,11 @@ class Engine:
             return False
         if not self._results_at:
             self._results_at = now
-        return now - self._results_at >= self._settings.flush or len(self._hand.held) <= self._quota.leaving or bool(results.lanes)
+        return (
+            now - self._results_at >= self._settings.flush
+            or len(self._hand.held) <= self._quota.leaving
+            or bool(results.lanes)
+        )
 
     def _sweep(self, queues: Sequence[str]) -> int:
         """Look at these queues from the start."""
@@ -288,7 +294,9 @@ class Engine:
         """Wait before the next try; a statement that fails on its own is tried result by result."""
         wait = self._trouble.failed()
         self._retry_at = time.monotonic() + wait
-        self._bus.emit(LoopFailed(loop="claim", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait))
+        self._bus.emit(
+            LoopFailed(loop="claim", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait)
+        )
         rounds = self._rounds
         if rounds is None:
             return
@@ -306,9 +314,11 @@ class Engine:
             except psycopg.Error as error:
                 if rounds.connection.closed:
                     return
-                self._bus.emit(LoopFailed(loop="claim", error=f"result dropped, its lease will run out: {error}", retry_in=0.0))
+                self._bus.emit(
+                    LoopFailed(
+                        loop="claim", error=f"result dropped, its lease will run out: {error}", retry_in=0.0
+                    )
+                )
                 self._write_off.forget(single)
             else:
                 self._write_off.settle(single, out)
-
-

@@ -67,7 +67,11 @@ class JobsAcked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished(Event):
-    """One attempt ended: outcome is ok, retry, dead, snooze, cancelled or released; seconds in the handler."""
+    """One attempt ended: outcome is ok, retry, dead, snooze, cancelled or released; seconds in the handler.
+
+    Attempts that ended well are told only where somebody subscribed to them before the worker started
+    (`Bus.subscribe(JobSucceeded, ..)`): the short way of a short job builds no event.
+    """
 
     job_id: int
     name: str
@@ -77,6 +81,11 @@ class JobFinished(Event):
     seconds: float
     error: str | None = None
     delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSucceeded(JobFinished):
+    """An attempt that ended well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +139,8 @@ class Bus:
         self._subscribers = (*self._subscribers, (kind, hook))
 
     def wants(self, kind: type[Event]) -> bool:
-        """Tell whether anybody listens to `kind`: events made per job are not built for nobody."""
-        return any(issubclass(kind, wanted) for wanted, _ in self._subscribers)
+        """Tell whether anybody subscribed to `kind` itself: events made per job are not built for nobody."""
+        return any(wanted is kind for wanted, _ in self._subscribers)
 
     def emit(self, event: Event) -> None:
         """Hand an event to everyone who listens to its kind."""
@@ -142,4 +151,6 @@ class Bus:
                 except Exception:  # a subscriber's fault must not stop the runtime
                     if id(hook) not in self._broken:
                         self._broken.add(id(hook))
-                        logging.getLogger("pgqueue").exception("subscriber %r failed; its further errors are dropped", hook)
+                        logging.getLogger("pgqueue").exception(
+                            "subscriber %r failed; its further errors are dropped", hook
+                        )

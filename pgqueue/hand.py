@@ -82,5 +82,3 @@ class Hand:
         """Report that no further job of this lane will run under this hold."""
         self.lanes_over.append(lane)
         self.wake.set()
-
-

@@ -36,7 +36,14 @@ def signals(ids: Sequence[int]) -> Statement[list[int]]:
 
 
 def register(
-    *, nonce: int, host: str, pid: int, version: str, queues: Sequence[str], names: Sequence[str], concurrency: int
+    *,
+    nonce: int,
+    host: str,
+    pid: int,
+    version: str,
+    queues: Sequence[str],
+    names: Sequence[str],
+    concurrency: int,
 ) -> Statement[int | None]:
     """Enter this process start; None if the nonce is taken."""
     params = {

@@ -157,7 +157,7 @@ class Intake:
         self._hand.held.update(zip(map(_ID, jobs), jobs, strict=True))
         self._bus.emit(JobsClaimed(count=len(jobs), recovered=recovered))
         if self._tasks is None and len(self._settings.queues) == 1 and not any(map(_EXTRA, jobs)):
-            self._put(False, self._settings.queues[0], cast(list[Item], jobs))
+            self._put(False, self._settings.queues[0], cast("list[Item]", jobs))
             return
         runners, levels = self._runners, self._levels
         shelves: dict[tuple[bool, str], list[Item]] = {}
@@ -190,7 +190,9 @@ class Intake:
     def _verdict(self, job: Claimed) -> Outcome | None:
         """Decide about a job that is not to run at all."""
         if expired(job):
-            failure = Failure(error_type="Expired", message="its expires_at had passed before a worker could run it")
+            failure = Failure(
+                error_type="Expired", message="its expires_at had passed before a worker could run it"
+            )
             return Buried(reason="expired", failure=failure)
         return self._runners[job.name].lost(job)
 

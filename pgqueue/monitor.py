@@ -72,5 +72,3 @@ class Monitor:
         elif isinstance(runner, ProcessRunner):
             runner.kill(claimed.id)
         self._hand.wake.set()
-
-

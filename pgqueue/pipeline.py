@@ -57,7 +57,10 @@ class Pipeline:
         try:
             self._pipeline.__exit__(kind, error, trace)
         finally:
-            if not self._connection.closed and self._connection.info.transaction_status == TransactionStatus.INERROR:
+            if (
+                not self._connection.closed
+                and self._connection.info.transaction_status == TransactionStatus.INERROR
+            ):
                 self._connection.execute("ROLLBACK")
 
     def send(self, statement: Statement[T]) -> Pending[T]:

@@ -90,7 +90,11 @@ class Child:
         except (EOFError, OSError) as error:
             self._process.join(5.0)
             code = self._process.exitcode
-            how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+            how = (
+                f"signal {signal.Signals(-code).name}"
+                if code is not None and code < 0
+                else f"exit code {code}"
+            )
             raise ChildDied(f"the child process of the handler ended with {how}") from error
         return answer
 
@@ -171,5 +175,3 @@ def _unimportable(claimed: Claimed, error: Exception) -> Outcome:
     def nothing() -> None: ...
 
     return Runner(App().job(claimed.name)(nothing)).failed(claimed, None, error)
-
-

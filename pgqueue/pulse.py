@@ -83,7 +83,11 @@ class Pulse:
                 self._turn()
             except (psycopg.Error, OSError) as error:
                 wait = self._trouble.failed()
-                self._bus.emit(LoopFailed(loop="heartbeat", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait))
+                self._bus.emit(
+                    LoopFailed(
+                        loop="heartbeat", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait
+                    )
+                )
                 if self._connection is not None:
                     self._connection.close()
                 self._wait(wait)
@@ -118,7 +122,8 @@ class Pulse:
                 found = p.send(paused())
             rows = found.result()
             self._engine.set_paused(
-                frozenset(name for kind, name in rows if kind == "queue"), frozenset(name for kind, name in rows if kind == "name")
+                frozenset(name for kind, name in rows if kind == "queue"),
+                frozenset(name for kind, name in rows if kind == "name"),
             )
         if self._is_due("sample", 5.0):
             with Pipeline(connection) as p:
@@ -146,7 +151,12 @@ class Pulse:
             self._looked_whole_at, self._promoted_to = now, LONG_AGO
         while not self._stop.is_set():
             with Pipeline(connection) as p:
-                promoted = p.send(promote(max(LONG_AGO, self._promoted_to - LATE) if self._promoted_to > LONG_AGO else LONG_AGO, PROMOTE))
+                promoted = p.send(
+                    promote(
+                        max(LONG_AGO, self._promoted_to - LATE) if self._promoted_to > LONG_AGO else LONG_AGO,
+                        PROMOTE,
+                    )
+                )
             got = promoted.result()
             if got.latest is not None:
                 self._promoted_to = max(self._promoted_to, got.latest)
@@ -174,7 +184,11 @@ class Pulse:
         for d in found.result():
             self._bus.emit(
                 DepthSampled(
-                    queue=d.queue, ready=d.ready, delayed=d.delayed, in_flight=d.in_flight, blocked=d.blocked,
+                    queue=d.queue,
+                    ready=d.ready,
+                    delayed=d.delayed,
+                    in_flight=d.in_flight,
+                    blocked=d.blocked,
                     oldest_ready_s=d.oldest_ready_s,
                 )  # fmt: skip
             )

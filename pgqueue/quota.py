@@ -96,6 +96,8 @@ class Quota:
     def _held_generally(self) -> int:
         hand = self._hand
         if not self._settings.reserved:
-            return len(hand.held) - self.leaving - sum(len(lane.ids) - 1 for lane in list(hand.lanes.values()))
+            return (
+                len(hand.held) - self.leaving - sum(len(lane.ids) - 1 for lane in list(hand.lanes.values()))
+            )
         held = sum(max(0, n - self._settings.reserved.get(queue, 0)) for queue, n in self._by_queue().items())
         return max(0, held - self.leaving)

@@ -107,7 +107,9 @@ class Outcomes:
 class Rounds:
     """Runs rounds on one connection."""
 
-    def __init__(self, connection: psycopg.Connection[Any], leases: Leases, visibility: timedelta, worker: str) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], leases: Leases, visibility: timedelta, worker: str
+    ) -> None:
         self.connection = connection
         self._leases = leases
         self._visibility = visibility
@@ -160,12 +162,26 @@ class Rounds:
                     finishes = self._send_ends(p, results.ended)
                     for wish in wishes:
                         claimed.append(
-                            p.send(claim(wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, route_floors))
+                            p.send(
+                                claim(
+                                    wish.scope,
+                                    wish.starts,
+                                    wish.n,
+                                    self._leases.new(),
+                                    self._visibility,
+                                    route_floors,
+                                )
+                            )
                         )
                     if lane_wish:
                         lanes = p.send(
                             lane_claim(
-                                lane_wish.scope, lane_wish.starts, lane_wish.lanes, lane_wish.depth, self._leases.new(), self._visibility
+                                lane_wish.scope,
+                                lane_wish.starts,
+                                lane_wish.lanes,
+                                lane_wish.depth,
+                                self._leases.new(),
+                                self._visibility,
                             )
                         )
                     for (lease, wait), holds in _by_lease(results.lanes).items():
@@ -210,11 +226,19 @@ class Rounds:
             p.begin()
             p.run("SET LOCAL lock_timeout = '250ms'")
             if wish.n > 0 and not alone:
-                late = p.send(claim(wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, {}))
+                late = p.send(
+                    claim(wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, {})
+                )
             if alone:
-                found = p.send(suspects(wish.scope, ceilings, 1, self._leases.new(), self._visibility, low=1, high=32_767))
+                found = p.send(
+                    suspects(
+                        wish.scope, ceilings, 1, self._leases.new(), self._visibility, low=1, high=32_767
+                    )
+                )
             elif recovering:
-                found = p.send(suspects(wish.scope, ceilings, 8, self._leases.new(), self._visibility, low=0, high=0))
+                found = p.send(
+                    suspects(wish.scope, ceilings, 8, self._leases.new(), self._visibility, low=0, high=0)
+                )
             waiting = p.send(suspects_alone(wish.scope, ceilings))
             p.commit()
         answer = late.result() if late else Answer(jobs=[], full={}, keyed=False)
@@ -230,7 +254,9 @@ class Rounds:
         with Pipeline(self.connection) as p:
             p.send(postpone(queues, wait))
 
-    def _send_ends(self, p: Pipeline, ended: Sequence[tuple[Claimed, Outcome]]) -> list[tuple[list[int], Pending[list[int]]]]:
+    def _send_ends(
+        self, p: Pipeline, ended: Sequence[tuple[Claimed, Outcome]]
+    ) -> list[tuple[list[int], Pending[list[int]]]]:
         retried = [Failed(claim=_claim(c), outcome=o) for c, o in ended if isinstance(o, Retried)]
         buried = [Failed(claim=_claim(c), outcome=o) for c, o in ended if isinstance(o, Buried)]
         snoozed = [(_claim(c), o.delay) for c, o in ended if isinstance(o, Snoozed)]
@@ -242,14 +268,18 @@ class Rounds:
         if buried:
             sent.append(([f.claim.id for f in buried], p.send(bury(buried, self._worker))))
         if snoozed:
-            sent.append(([c.id for c, _ in snoozed], p.send(snooze([c for c, _ in snoozed], [w for _, w in snoozed]))))
+            sent.append(
+                ([c.id for c, _ in snoozed], p.send(snooze([c for c, _ in snoozed], [w for _, w in snoozed])))
+            )
         if released:
             sent.append(([c.id for c in released], p.send(release(released))))
         if dropped:
             sent.append(([c.id for c in dropped], p.send(drop(dropped))))
         return sent
 
-    def _settle(self, results: Results, finishes: list[tuple[list[int], Pending[list[int]]]], out: Outcomes) -> None:
+    def _settle(
+        self, results: Results, finishes: list[tuple[list[int], Pending[list[int]]]], out: Outcomes
+    ) -> None:
         for ids, pending in finishes:
             ours = pending.result()
             if len(ours) == len(ids):
@@ -266,7 +296,11 @@ class Rounds:
         """Tell apart, among what did not come back, the lost from the merely locked."""
         if not out.lost:
             return
-        claims = [_claim(c) for c in itertools.chain(results.done, (c for c, _ in results.ended)) if c.id in out.lost]
+        claims = [
+            _claim(c)
+            for c in itertools.chain(results.done, (c for c, _ in results.ended))
+            if c.id in out.lost
+        ]
         with Pipeline(self.connection) as p:
             standing = p.send(still_mine(claims))
         out.locked = set(standing.result())

@@ -112,7 +112,9 @@ class Runner:
         if lost >= 3 and claimed.attempt > self.max_attempts(claimed):
             return Buried(
                 reason="worker lost",
-                failure=Failure(error_type="WorkerLost", message=f"the worker vanished {lost} times while it ran this job"),
+                failure=Failure(
+                    error_type="WorkerLost", message=f"the worker vanished {lost} times while it ran this job"
+                ),
             )
         return None
 
@@ -173,4 +175,3 @@ def failure_of(error: BaseException) -> Failure:
 def safe(text: str) -> str:
     """Escape what a text column cannot hold: NUL and lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-

@@ -164,7 +164,9 @@ class TaskSlots:
             hand.finish(claimed, outcome, started)
         return outcome
 
-    async def _call(self, runner: Runner, claimed: Claimed, job: Job | None, task: asyncio.Task[None]) -> Outcome:
+    async def _call(
+        self, runner: Runner, claimed: Claimed, job: Job | None, task: asyncio.Task[None]
+    ) -> Outcome:
         try:
             arguments, named = runner.arguments(claimed, job)
             await Isolated(runner.kind.handler(*arguments, **named))

@@ -132,7 +132,9 @@ class ThreadSlots:
         if not runner.plain:
             job = runner.context(claimed, *self._levels[claimed.level])
         started = time.monotonic()
-        hand.running[claimed.id] = Running(claimed, job, started, runner.limit if plain else runner.timeout(claimed))
+        hand.running[claimed.id] = Running(
+            claimed, job, started, runner.limit if plain else runner.timeout(claimed)
+        )
         outcome = runner.call(claimed, job)
         if hand.running.pop(claimed.id, None) is None:
             return None
@@ -143,5 +145,3 @@ class ThreadSlots:
         else:
             hand.finish(claimed, outcome, started)
         return outcome
-
-

@@ -28,7 +28,7 @@ from pgqueue.connection import execute
 from pgqueue.declare import declare
 from pgqueue.engine import Engine
 from pgqueue.errors import ConfigError
-from pgqueue.events import Bus, JobFinished, WorkerDraining, WorkerStarted, WorkerStopped
+from pgqueue.events import Bus, JobSucceeded, WorkerDraining, WorkerStarted, WorkerStopped
 from pgqueue.hand import Hand
 from pgqueue.heartbeat import register, unregister
 from pgqueue.intake import Intake
@@ -54,13 +54,17 @@ PATIENCE = 20.0
 class Worker:
     """One worker process (or one of several in a process, for tests)."""
 
-    def __init__(self, app: App, dsn: str, settings: WorkerSettings | None = None, bus: Bus | None = None) -> None:
+    def __init__(
+        self, app: App, dsn: str, settings: WorkerSettings | None = None, bus: Bus | None = None
+    ) -> None:
         self._app = app
         self._dsn = dsn
         self.settings = settings or WorkerSettings()
         self.bus = bus or Bus()
         if not app.types:
-            raise ConfigError("the app has no jobs: import the modules that define them before the worker starts")
+            raise ConfigError(
+                "the app has no jobs: import the modules that define them before the worker starts"
+            )
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._threads: list[threading.Thread] = []
         self._draining = threading.Event()
@@ -80,14 +84,21 @@ class Worker:
         }
         common: dict[str, Any] = {
             "runners": runners, "levels": levels, "hand": hand, "size": settings.concurrency, "reserved": settings.reserved,
-            "report_all": self.bus.wants(JobFinished),
+            "report_all": self.bus.wants(JobSucceeded),
         }  # fmt: skip
         threads = ThreadSlots(Shelf(settings.queues), **common)
         is_async = any(runner.kind.is_async for runner in runners.values())
         tasks = TaskSlots(Shelf(settings.queues), **common) if is_async else None
         quota = Quota(settings, hand, levels)
         intake = Intake(
-            settings=settings, runners=runners, levels=levels, hand=hand, quota=quota, threads=threads, tasks=tasks, bus=self.bus
+            settings=settings,
+            runners=runners,
+            levels=levels,
+            hand=hand,
+            quota=quota,
+            threads=threads,
+            tasks=tasks,
+            bus=self.bus,
         )
         self._write_off = WriteOff(hand, intake, levels, self.bus)
         self._hand, self._children, self._tasks = hand, children, tasks
@@ -106,7 +117,10 @@ class Worker:
         ]
         self.bus.emit(
             WorkerStarted(
-                queues=settings.queues, names=tuple(runners), concurrency=settings.concurrency, connections=CONNECTIONS
+                queues=settings.queues,
+                names=tuple(runners),
+                concurrency=settings.concurrency,
+                connections=CONNECTIONS,
             )
         )
         for thread in self._threads:
@@ -219,5 +233,3 @@ def _version() -> str:
         return version("pgqueue-relay")
     except PackageNotFoundError:
         return "unknown"
-
-

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, LeasesLost
+from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, JobSucceeded, LeasesLost
 from pgqueue.hand import Ended, Hand
 from pgqueue.intake import Intake
 from pgqueue.job import Claimed, Done, Outcome, Released, Retried, Snoozed
@@ -58,7 +58,9 @@ class WriteOff:
     def collect(self) -> Results:
         """Take what the slots have finished, with what earlier rounds could not write; jobs in id order."""
         hand = self._hand
-        self._lanes.extend(_drain(hand.lanes_over))  # first: what a lane's jobs did was reported before its end
+        self._lanes.extend(
+            _drain(hand.lanes_over)
+        )  # first: what a lane's jobs did was reported before its end
         for lane in _drain(hand.handed_on):
             self._intake.dispatch(lane)
         self._done.extend(_drain(hand.done))
@@ -122,14 +124,17 @@ class WriteOff:
         return [lane for lane in self._lanes if all(i not in held or i in acked for i in lane.ids)]
 
     def _tell(self, ended: Ended) -> None:
-        if not self._bus.wants(JobFinished):
-            return
         outcome: Any = ended.outcome
         failure = getattr(outcome, "failure", None)
+        kind = JobSucceeded if isinstance(outcome, Done) else JobFinished
         self._bus.emit(
-            JobFinished(
-                job_id=ended.claimed.id, name=ended.claimed.name, queue=self._levels[ended.claimed.level][0],
-                attempt=ended.claimed.attempt, outcome=_WORDS[type(outcome).__name__], seconds=ended.seconds,
+            kind(
+                job_id=ended.claimed.id,
+                name=ended.claimed.name,
+                queue=self._levels[ended.claimed.level][0],
+                attempt=ended.claimed.attempt,
+                outcome=_WORDS[type(outcome).__name__],
+                seconds=ended.seconds,
                 error=f"{failure.error_type}: {failure.message}" if failure else None,
                 delay=outcome.delay if isinstance(outcome, Retried | Snoozed) else None,
             )  # fmt: skip

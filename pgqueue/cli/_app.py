@@ -1,0 +1,73 @@
+"""Find what a command line names: an app, a duration, a signal to stop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pgqueue.app import App
+from pgqueue.errors import BadOption, ConfigError, PgqueueError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Duration(click.ParamType[timedelta]):
+    """A length of time: 250ms, 90, 90s, 15m, 12h, 7d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        found = _DURATION.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is not a duration; write 250ms, 90s, 15m, 12h or 7d", param, ctx)
+        return timedelta(seconds=float(found[1]) * _UNIT[found[2] or "s"])
+
+
+def load_app(path: str) -> App:
+    """Import `module:name` from the current folder or the installed packages."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise BadOption("APP", f"{path!r} is not module:name, for example shop.jobs:app")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except PgqueueError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"cannot load {path}: {error}; start in the folder that holds {module.split('.')[0]}"
+        ) from error
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ConfigError(f"cannot load {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, App):
+        raise ConfigError(f"{path} is {type(found).__name__}, not a pgqueue.App")
+    return found
+
+
+def stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM or SIGINT sets; a second signal ends the process at once."""
+    told = threading.Event()
+
+    def stop(number: int, _: object) -> None:
+        if told.is_set():
+            os._exit(128 + number)
+        told.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    return told
