@@ -73,7 +73,8 @@ def form(request: pytest.FixtureRequest, declared: Connection, shop: str) -> Ite
 ROWS = """
 SELECT row_to_json(r)::text FROM (
   SELECT j.queue, j.name, j.priority, j.key, j.dedup_key, j.idempotency_key, j.max_attempts,
-    j.timeout_s::text, j.backoff::text, j.headers::text, j.payload::text, j.expires_at, j.ready_at, j.attempt, j.lost, j.lease,
+    j.timeout_s::text, j.backoff::text, j.headers::text, j.payload::text,
+    j.expires_at, j.ready_at, j.attempt, j.lost, j.lease,
     j.deadline::text, j.claimed_at::text, j.pos IS NOT NULL AS has_pos, j.enqueued_at <= now() AS enqueued,
     CASE WHEN j.run_at - clock_timestamp() BETWEEN interval '50 s' AND interval '60 s' THEN 'in 60 s'
          ELSE j.run_at::text END AS due,
