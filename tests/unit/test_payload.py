@@ -198,6 +198,7 @@ NUL, LONE = (
         (math.nan, "holds nan, which JSON cannot hold, at `$`"),
         ({"a": [0.5, -math.inf]}, "holds -inf, which JSON cannot hold, at `$.a[1]`"),
         ({math.nan: 1}, "holds nan, which JSON cannot hold, at `$.nan`"),
+        ({"a": 2**70, "b": math.nan}, "holds nan, which JSON cannot hold, at `$.b`"),
         ({"a": {math.inf: 1}}, "holds inf, which JSON cannot hold, at `$.a.inf`"),
         (Order(id=UUID(int=1), at=ORDER.at, day=ORDER.day, lines=[], note="\0"), NUL + "`$.note`"),
         (Invoice(number=1, total=math.nan), "holds nan, which JSON cannot hold, at `$.total`"),
