@@ -21,7 +21,7 @@ from relay.sinks import Sink
 from relay.upkeep import Upkeep
 
 CONNECTIONS = 2
-#: The upkeep loop touches the database every half second; ten are a hang.
+#: The upkeep loop comes round several times a second; this long is a hang.
 UPKEEP_PATIENCE_S = 30.0
 
 

@@ -29,7 +29,7 @@ from relay.lag import lag
 from relay.prune import prune, turn
 
 LOOP: Final = "upkeep"
-LOOK_S: Final = 0.5
+LOOK_S: Final = 0.2
 PRUNE_EVERY_S: Final = 60.0
 PRUNE_FOR_S: Final = 1.0
 FROM_THE_START_S: Final = 86_400.0

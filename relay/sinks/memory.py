@@ -5,23 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected
+from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, Unavailable
 from relay.sinks import SinkUnavailable
+
+Rule = Callable[[Event], str | None]
 
 
 class MemorySink:
     """Keeps what it accepted, in order, repetitions included.
 
-    `reject(event)` returns a reason or None. While `away` is set, nothing is accepted. While `stalled` is
+    `reject(event)` returns why it refuses an event, `mute(event)` why it does not answer for one; None lets it pass.
+    While `away` is set, nothing is accepted. While `stalled` is
     set, publish blocks. `lose_replies` accepts that many calls and then says that it was away.
     """
 
     name = "memory"
     marks = False
 
-    def __init__(self, *, ordered: bool = False, reject: Callable[[Event], str | None] | None = None) -> None:
+    def __init__(
+        self, *, ordered: bool = False, reject: Rule | None = None, mute: Rule | None = None
+    ) -> None:
         self.ordered = ordered
         self.reject = reject
+        self.mute = mute
         self.accepted: list[Event] = []
         self.calls = 0
         self.closed = 0
@@ -43,11 +49,13 @@ class MemorySink:
         receipts: list[Receipt] = []
         stopped: set[str] = set()
         for event in events:
-            reason = self.reject(event) if self.reject else None
             if event.key in stopped:
                 receipts.append(HELD)
-            elif reason is not None:
+            elif self.reject and (reason := self.reject(event)) is not None:
                 receipts.append(Rejected(reason))
+                stopped.add(event.key)
+            elif self.mute and (reason := self.mute(event)) is not None:
+                receipts.append(Unavailable(reason))
                 stopped.add(event.key)
             else:
                 self.accepted.append(event)

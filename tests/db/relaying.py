@@ -1,0 +1,96 @@
+"""A relay taken apart for tests: its loop one step at a time, and the checker of what it published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+from pgqueue.connection import execute
+from pgqueue.horizon import Horizon
+from relay import partitions
+from relay.cycle import Connection, Ledger, connect, cycle
+from relay.event import Event
+from relay.floors import Floors
+from relay.publish import RejectionPolicy
+
+
+@dataclass(slots=True, kw_only=True)
+class Stepper:
+    """One relay that publishes into `log`, one cycle at each call. It owns every partition it finds in the table."""
+
+    conn: Connection
+    log: list[tuple[str, int]]
+    me: UUID = field(default_factory=uuid4)
+    floors: Floors = field(default_factory=Floors)
+    ledger: Ledger = field(default_factory=Ledger)
+    policy: RejectionPolicy = field(default_factory=RejectionPolicy)
+    reject: Callable[[Event], str | None] = lambda _: None
+    n: int = 100
+    rows_read: int = 0
+
+    def step(self, *, mark: bool = True) -> int:
+        """Write down the last batch, read and publish the next; return how many were published."""
+        asked = dict(self.floors.parts)
+        look, _ = cycle(
+            self.conn, me=self.me, ledger=self.ledger, floors=asked, n=self.n, keep=True, policy=self.policy
+        )
+        self.rows_read += len(look.rows)
+        batch = self.floors.absorb(look, asked=asked, n=self.n, now=time.monotonic())
+        stopped: set[str] = set()
+        unconfirmed: list[Event] = []
+        done = 0
+        for event in batch.events:
+            reason = None if event.key in stopped else self.reject(event)
+            if event.key in stopped or reason is not None:
+                stopped.add(event.key)
+                unconfirmed.append(event)
+                if reason is not None:
+                    self.ledger.rejected[event.id] = reason
+            else:
+                self.log.append((event.key, event.id))
+                done += 1
+                if mark:
+                    self.ledger.confirmed.add(event.id)
+        if not batch.moved or batch.events:
+            self.floors.settle(unconfirmed)
+        return done
+
+    def drain(self, cycles: int = 6) -> None:
+        """Step until `cycles` in a row found nothing."""
+        quiet = 0
+        while quiet < cycles:
+            quiet = 0 if self.step() else quiet + 1
+
+
+def stepper(dsn: str, log: list[tuple[str, int]] | None = None, *, patience: float = 1.0) -> Stepper:
+    """Return a relay that has taken every partition."""
+    conn = connect(dsn, "stepper")
+    made = Stepper(
+        conn=conn, log=[] if log is None else log, floors=Floors(horizon=Horizon(patience=patience))
+    )
+    execute(conn, partitions.beat(made.me, "stepper", timedelta(hours=1)))
+    made.floors.take(execute(conn, partitions.take(made.me, 64)))
+    return made
+
+
+def inversions(log: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
+    """Return every first occurrence that came after one with a higher id: (aggregate, id, the higher one)."""
+    highest: dict[str, int] = {}
+    seen: set[tuple[str, int]] = set()
+    wrong = []
+    for key, id_ in log:
+        if (key, id_) in seen:
+            continue
+        seen.add((key, id_))
+        if id_ < highest.get(key, 0):
+            wrong.append((key, id_, highest[key]))
+        highest[key] = max(id_, highest.get(key, 0))
+    return wrong
+
+
+def missing(log: Sequence[tuple[str, int]], ids: Iterable[int]) -> set[int]:
+    """Return which of these events were never published."""
+    return set(ids) - {id_ for _, id_ in log}
