@@ -1,0 +1,170 @@
+"""Relay processes that append what they publish to one file, and producers that keep the rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psycopg
+
+from relay import Outbox
+from relay.event import CONFIRMED, Event, Receipt
+from tests.server import Connection
+
+HERE = Path(__file__).resolve()
+
+outbox = Outbox()
+
+
+class FileSink:
+    """Appends a line per event; one write each call, so the file's order is the order of publishing."""
+
+    name = "file"
+    ordered = False
+    marks = False
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
+        """Append the events."""
+        os.write(self._file, "".join(f"{event.key} {event.id}\n" for event in events).encode())
+        time.sleep(0.001)  # a round trip, in which a signal may come
+        return [CONFIRMED] * len(events)
+
+    def close(self) -> None:
+        """Keep the file."""
+
+
+class RelayProcess:
+    """One relay in a process of its own."""
+
+    def __init__(self, dsn: str, log: Path, name: str) -> None:
+        options = json.dumps({"dsn": dsn, "name": name, "log": str(log)})
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.process.relaying", options], cwd=HERE.parents[2]
+        )
+
+    def stall(self) -> None:
+        """Stop it where it is."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        """Ask it to stop; return its exit status."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        return self.process.wait(20)
+
+
+def published(log: Path) -> list[tuple[str, int]]:
+    """Return what was published, in order, repetitions included."""
+    if not log.exists():
+        return []
+    rows = (line.split() for line in log.read_text().splitlines())
+    return [(key, int(id_)) for key, id_ in rows]
+
+
+class Producers:
+    """Threads that write events: the aggregate's row is locked first, some commit late, some roll back."""
+
+    def __init__(self, dsn: str, *, threads: int = 4, aggregates: int = 60) -> None:
+        self.dsn = dsn
+        self.aggregates = aggregates
+        self.committed: list[int] = []
+        self.rolled_back: list[int] = []
+        self._over = threading.Event()
+        with psycopg.connect(dsn) as conn:
+            conn.execute("CREATE TABLE public.aggregate (id text PRIMARY KEY)")
+            conn.execute(
+                "INSERT INTO public.aggregate SELECT i::text FROM generate_series(0, %s) i", [aggregates]
+            )
+        self._threads = [threading.Thread(target=self._produce, args=[seed]) for seed in range(threads)]
+
+    def start(self) -> None:
+        """Begin to write."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End when the open transactions have ended."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _produce(self, seed: int) -> None:
+        chance = random.Random(seed)
+        conn: Connection | None = None
+        while not self._over.is_set():
+            ids: list[int] = []
+            try:
+                if conn is None:
+                    conn = psycopg.connect(self.dsn)
+                self._write(conn, chance, ids)
+                if chance.random() < 0.1:
+                    conn.rollback()
+                    self.rolled_back += ids
+                else:
+                    conn.commit()
+                    self.committed += ids
+            except psycopg.OperationalError:
+                # The server went away: whether the last commit happened, the table tells.
+                if conn is not None:
+                    conn.close()
+                conn = None
+                self._over.wait(0.1)
+            self._over.wait(0.002)
+        if conn is not None:
+            conn.close()
+
+    def _write(self, conn: Connection, chance: random.Random, ids: list[int]) -> None:
+        chosen = sorted(
+            {str(int(self.aggregates * chance.random() ** 3)) for _ in range(chance.randint(1, 3))}
+        )
+        for aggregate in chosen:
+            conn.execute("SELECT 1 FROM public.aggregate WHERE id = %s FOR UPDATE", [aggregate])
+            ids.append(outbox.add(conn, "e", {"n": 1}, aggregate_id=aggregate))
+        dice = chance.random()
+        if dice < 0.05:
+            self._over.wait(chance.random() * 0.06)
+        elif dice < 0.053:
+            self._over.wait(1.5)
+
+
+def main() -> None:
+    """Run one relay until SIGTERM."""
+    from relay.config import RelayConfig
+    from relay.service import Relay
+
+    given = json.loads(sys.argv[1])
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    config = RelayConfig(
+        dsn=given["dsn"], name=given["name"], source="/s", lease=1.0, send_timeout=1.0, batch=50, pause=0
+    )
+    relay = Relay(config, FileSink(given["log"]))
+    relay.start()
+    while not told.wait(1.0):
+        if os.getppid() == 1:  # the test is gone
+            os._exit(1)
+    os._exit(0 if relay.stop(10) else 1)
+
+
+if __name__ == "__main__":
+    main()
