@@ -55,7 +55,7 @@ class Runner:
             else:
                 arguments, named = self.arguments(claimed, job)
                 Context().run(self._handler, *arguments, **named)
-        except Exception as error:  # a handler may raise anything; it becomes the outcome
+        except BaseException as error:  # a handler may raise anything, SystemExit too; it becomes the outcome
             return self.failed(claimed, job, error)
         return DONE
 

@@ -44,6 +44,9 @@ class TaskSlots:
         self._low = 0
         self._stopping = False
         self._abandon = False
+        #: Which attempt each task is at, and the attempts that were cancelled from outside.
+        self._at: dict[asyncio.Task[None], object] = {}
+        self._struck: set[object] = set()
         self._plan: list[str | None] = [q for q, n in reserved.items() for _ in range(n)]
         self._plan += [None] * (size - len(self._plan))
         self._plan.reverse()
@@ -79,16 +82,25 @@ class TaskSlots:
     def cancel_all(self) -> None:
         """Cancel the handlers that still run: at the end of the grace period."""
         self._abandon = True
-        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
+        self._loop.call_soon_threadsafe(lambda: [self._strike(t, at) for t, at in list(self._at.items())])
 
     def close(self) -> None:
-        """End the event loop."""
+        """End the event loop, and with it whatever tasks the handlers left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1.0)
 
     def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(left, timeout=0.5))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:
@@ -149,11 +161,16 @@ class TaskSlots:
         task = asyncio.current_task()
         assert task is not None
         started = time.monotonic()
+        at = self._at[task] = object()
         hand.running[claimed.id] = Running(
             claimed, job, started, runner.limit if plain else runner.timeout(claimed),
-            lambda: self._cancel(claimed.id, started, task),
+            lambda: self._cancel(task, at),
         )  # fmt: skip
-        outcome = await self._call(runner, claimed, job, task)
+        outcome = await self._call(runner, claimed, job, at)
+        del self._at[task]
+        self._struck.discard(at)
+        while task.cancelling():
+            task.uncancel()
         if hand.running.pop(claimed.id, None) is None:
             return None
         if outcome is DONE and not self._report_all:
@@ -164,30 +181,29 @@ class TaskSlots:
             hand.finish(claimed, outcome, started)
         return outcome
 
-    async def _call(
-        self, runner: Runner, claimed: Claimed, job: Job | None, task: asyncio.Task[None]
-    ) -> Outcome:
+    async def _call(self, runner: Runner, claimed: Claimed, job: Job | None, at: object) -> Outcome:
         try:
             arguments, named = runner.arguments(claimed, job)
             await Isolated(runner.kind.handler(*arguments, **named))
-        except asyncio.CancelledError:
-            task.uncancel()
-            if self._abandon:
+        except asyncio.CancelledError as error:
+            if at not in self._struck:  # the handler's own doing: a failure like any other
+                return runner.failed(claimed, job, error)
+            if self._abandon or claimed.id not in self._hand.cancelled:
                 return Released()
-            return runner.failed(claimed, job, Cancelled("the attempt was cancelled"))
-        except Exception as error:  # a handler may raise anything; it becomes the outcome
+            return runner.failed(claimed, job, Cancelled("the job was cancelled"))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # A handler may raise anything; it becomes the outcome. The last two would end the event loop.
             return runner.failed(claimed, job, error)
         return DONE
 
-    def _cancel(self, job_id: int, started: float, task: asyncio.Task[None]) -> None:
+    def _cancel(self, task: asyncio.Task[None], at: object) -> None:
         """Cancel one attempt from another thread, unless it has ended and the task is at the next one."""
+        self._loop.call_soon_threadsafe(self._strike, task, at)
 
-        def strike() -> None:
-            current = self._hand.running.get(job_id)
-            if current is not None and current.started == started:
-                task.cancel()
-
-        self._loop.call_soon_threadsafe(strike)
+    def _strike(self, task: asyncio.Task[None], at: object) -> None:
+        if self._at.get(task) is at:
+            self._struck.add(at)
+            task.cancel()
 
 
 class Isolated:
