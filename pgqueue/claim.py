@@ -87,12 +87,12 @@ def route(floors: Mapping[str, int]) -> Statement[list[Row]]:
 
 
 def lane_claim(
-    scope: Scope, floors: Sequence[int], lanes: int, depth: int, lease: int, visibility: timedelta
+    scope: Scope, floors: Sequence[int], lanes: int, depth: int, total: int, lease: int, visibility: timedelta
 ) -> Statement[list[Claimed]]:
-    """Take up to `lanes` lanes and up to `depth` jobs of each, oldest first; `pos` is the lane's."""
+    """Take up to `lanes` lanes and up to `depth` jobs of each, `total` in all; `pos` is the lane's."""
     params = {
         "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
-        "k": lanes, "m": depth, "lease": lease, "visibility": visibility,
+        "k": lanes, "m": depth, "total": total, "lease": lease, "visibility": visibility,
     }  # fmt: skip
     return Statement(_SQL["lane_claim"], params, _jobs)
 

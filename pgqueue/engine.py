@@ -149,7 +149,7 @@ class Engine:
         lane_wish = intake.lane_wish() if wishes and intake.keyed else None
         arm = self._settings.queues if wishes and not self._hand.held and now - self._armed_at > 4.0 else ()
         turn = self._settings.queues if claiming and now >= self._turn_at else ()
-        observe = intake.floors.wants_proof() and now - self._observed_at >= self._observe_every
+        observe = (intake.keyed or intake.floors.wants_proof()) and now - self._observed_at >= self._observe_every
         if self._alone and not self._hand.held and not results:
             return self._run_alone()
         if not (wishes or turn or self._flushes(results, now)):
@@ -177,7 +177,7 @@ class Engine:
             intake.keyed = out.answers[-1].keyed or bool(self._hand.lanes)
             again = again or newly_keyed
         if lane_wish is not None:
-            got += intake.took_lanes(lane_wish, out)
+            got += intake.took_lanes(lane_wish, settled, out)
         if observe and out.observation is not None:
             self._observed_at, self._observe_every = now, min(0.25, 20 * out.observation.cost)
             intake.floors.observed(out.observation.last, out.observation.holders, now)

@@ -6,7 +6,6 @@ All of it runs in the engine's thread.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
@@ -15,13 +14,14 @@ from typing import cast
 from pgqueue.claim import Answer, Scope
 from pgqueue.config import WorkerSettings
 from pgqueue.events import Bus, JobsClaimed
-from pgqueue.floors import Floors
+from pgqueue.floors import EVERYTHING, WINDOW, Floors
 from pgqueue.hand import Hand
 from pgqueue.job import Buried, Claimed, Failure, Outcome
 from pgqueue.quota import Quota
 from pgqueue.round import LaneWish, Outcomes, Wish
 from pgqueue.run import Runner, expired
 from pgqueue.shelf import Item, LaneHold
+from pgqueue.statement import Row
 from pgqueue.tasks import TaskSlots
 from pgqueue.threads import ThreadSlots
 
@@ -72,7 +72,8 @@ class Intake:
         """Start everything from 0."""
         self.floors.drop()
         self.cursor = [0] * len(self.cursor)
-        self._forget_lanes()
+        self._lane_floors = [0] * len(self._lane_floors)
+        self.route_floors = dict.fromkeys(self.route_floors, 0)
 
     def wishes(self) -> list[Wish]:
         """Return the claims of the next round."""
@@ -85,16 +86,16 @@ class Intake:
 
     def lane_wish(self) -> LaneWish | None:
         """Return the claim of lanes of the next round; every 250 ms it looks at all of them."""
-        lanes, depth = self._quota.lanes()
+        lanes, depth, total = self._quota.lanes()
         levels = self._levels_of(self._settings.queues)
         if not lanes or not levels:
             return None
         now = time.monotonic()
         if now - self._looked_whole_at > self._settings.sweep:
             self._looked_whole_at = now
-            self._forget_lanes()
+            self._lane_floors = [0] * len(self._lane_floors)
         wish = self._wish(levels, lanes, self._lane_floors)
-        return LaneWish(levels=levels, scope=wish.scope, starts=wish.starts, lanes=lanes, depth=depth)
+        return LaneWish(levels=levels, scope=wish.scope, starts=wish.starts, lanes=lanes, depth=depth, total=total)
 
     def sweep_wish(self, queues: Collection[str], n: int) -> Wish:
         """Return a claim of these queues from their start, or from where the last sweep's window ended."""
@@ -123,14 +124,19 @@ class Intake:
         self.shelve(self.numbered(wish, recovered), recovered=len(recovered))
         return len(jobs) + len(recovered)
 
-    def took_lanes(self, wish: LaneWish, out: Outcomes) -> int:
+    def _routed(self, rows: Sequence[Row], settled: int) -> None:
+        """Raise the floors of routing as far as it looked and the horizon had settled before."""
+        for place, examined, last in rows:
+            queue = self._settings.queues[place - 1]
+            covered = last if examined >= WINDOW else EVERYTHING
+            self.route_floors[queue] = max(self.route_floors[queue], min(settled, covered))
+
+    def took_lanes(self, wish: LaneWish, settled: int, out: Outcomes) -> int:
         """Shelve the jobs of a lane claim, one item a lane; return how many lanes came."""
-        for place, _, last in out.routed:
-            if last is not None:
-                self.route_floors[self._settings.queues[place - 1]] = last
+        self._routed(out.routed, settled)
         holds: dict[tuple[str, str, int], LaneHold] = {}
         for job in sorted(self.numbered(wish, out.lane_jobs), key=lambda j: j.id):
-            queue, key = self._levels[job.level][0], json.loads(job.extra or "{}")["key"]
+            queue, key = self._levels[job.level][0], job.key or ""
             hold = holds.get((queue, key, job.lease))
             if hold is None:
                 hold = holds[queue, key, job.lease] = LaneHold(queue, key, job.lease, job.level, job.pos)
@@ -162,7 +168,7 @@ class Intake:
         runners, levels = self._runners, self._levels
         shelves: dict[tuple[bool, str], list[Item]] = {}
         for job in jobs:
-            if job.extra is not None and (verdict := self._verdict(job)) is not None:
+            if (verdict := self._verdict(job)) is not None:
                 self._hand.finish(job, verdict, time.monotonic())
             else:
                 shelves.setdefault((runners[job.name].kind.is_async, levels[job.level][0]), []).append(job)
@@ -189,6 +195,8 @@ class Intake:
 
     def _verdict(self, job: Claimed) -> Outcome | None:
         """Decide about a job that is not to run at all."""
+        if job.extra is None:
+            return None
         if expired(job):
             failure = Failure(
                 error_type="Expired", message="its expires_at had passed before a worker could run it"
@@ -211,7 +219,3 @@ class Intake:
         if len(levels) == len(self._levels) - 1:
             return list(jobs)
         return [job._replace(level=levels[job.level - 1] + 1) for job in jobs]
-
-    def _forget_lanes(self) -> None:
-        self._lane_floors = [0] * len(self._lane_floors)
-        self.route_floors = dict.fromkeys(self.route_floors, 0)

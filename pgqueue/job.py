@@ -29,7 +29,7 @@ class Claimed(NamedTuple):
     """One row of a claim, in the column order of the claim statements.
 
     `level` numbers the (queue, priority) pair of the claim from 1; `extra` is the JSON text of whatever a
-    plain job lacks (key, policy of its own, headers), None for a plain job.
+    plain job lacks (policy of its own, headers), None for a plain job.
     """
 
     level: int
@@ -37,6 +37,7 @@ class Claimed(NamedTuple):
     id: int
     lease: int
     name: str
+    key: str | None
     attempt: int
     enqueued_at: str
     extra: str | None
@@ -63,7 +64,7 @@ class Job:
         #: The fence of this attempt; pass it on where a downstream system can refuse stale writers.
         self.lease: int = claimed.lease
         #: The ordering key.
-        self.key: str | None = extra.get("key")
+        self.key: str | None = claimed.key
         #: Pass it on to external APIs that take an idempotency key.
         self.idempotency_key: str | None = extra.get("idempotency_key")
         self.headers: dict[str, Any] = extra.get("headers") or {}

@@ -72,13 +72,13 @@ class Quota:
             wanted.append((self._settings.queues, min(MAX_CLAIM, free)))
         return wanted
 
-    def lanes(self) -> tuple[int, int]:
-        """Return how many lanes to take now and how many jobs of each."""
-        room = min(MAX_CLAIM, self.free())
+    def lanes(self) -> tuple[int, int, int]:
+        """Return how many lanes to take now, how many jobs of each, and how many jobs in all."""
+        room = max(0, min(MAX_CLAIM, self.free()))
         if self.per_job is None:
-            return max(0, min(room, self._general)), 1
-        depth = max(1, min(50, int(LANE_AHEAD / self.per_job)))
-        return max(0, min(room, max(self._general, room // depth))), depth
+            return min(room, self._general), 1, room
+        depth = max(1, min(MAX_CLAIM, int(LANE_AHEAD / self.per_job)))
+        return room, depth, room
 
     def slots_for(self, jobs: int) -> int:
         """Return how many slots so many jobs are worth."""

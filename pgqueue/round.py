@@ -83,6 +83,7 @@ class LaneWish:
     starts: list[int]
     lanes: int
     depth: int
+    total: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,6 +181,7 @@ class Rounds:
                                 lane_wish.starts,
                                 lane_wish.lanes,
                                 lane_wish.depth,
+                                lane_wish.total,
                                 self._leases.new(),
                                 self._visibility,
                             )

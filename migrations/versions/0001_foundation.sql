@@ -482,14 +482,14 @@ BEGIN
   RETURN n;
 END $$;
 
-CREATE FUNCTION pgqueue.lane_claim(queues text[], prios smallint[], floors bigint[], names text[], k int, m int, new_lease bigint, vt interval)
+CREATE FUNCTION pgqueue.lane_claim(queues text[], prios smallint[], floors bigint[], names text[], k int, m int, total int, new_lease bigint, vt interval)
 RETURNS TABLE (ord bigint, lane_pos bigint, id bigint, queue text, key text, name text, priority smallint, attempt smallint,
                max_attempts smallint, timeout_s real, lost smallint, enqueued_at timestamptz, expires_at timestamptz,
                idempotency_key text, backoff text, headers text, payload text)
 LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-  r record; took int; left_behind int; eq text[] := '{}'; ek text[] := '{}'; lim int;
+  r record; took int; handed int := 0; left_behind int; eq text[] := '{}'; ek text[] := '{}'; lim int;
 BEGIN
   FOR r IN
     WITH w AS MATERIALIZED (
@@ -503,7 +503,8 @@ BEGIN
       FOR NO KEY UPDATE SKIP LOCKED) y
     WHERE w.head_name = ANY (lane_claim.names) LIMIT lane_claim.k
   LOOP
-    lim := lane_claim.m;
+    EXIT WHEN handed >= lane_claim.total;
+    lim := least(lane_claim.m, lane_claim.total - handed);
     IF r.lease <> 0 THEN -- take over: strip the last holder's stamps, or leave the lane if one of them is locked
       WITH g AS MATERIALIZED (SELECT j.id FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL
         AND j.lease = r.lease ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED),
@@ -519,16 +520,19 @@ BEGIN
     WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
     RETURN QUERY
       WITH h AS MATERIALIZED (
-        SELECT z.id FROM (SELECT j.id, bool_and(j.name = ANY (lane_claim.names)) OVER (ORDER BY j.id) AS mine
-          FROM (SELECT j0.id, j0.name FROM pgqueue.job j0
+        SELECT z.id, z.tid FROM (SELECT j.id, j.tid, bool_and(j.name = ANY (lane_claim.names)) OVER (ORDER BY j.id) AS mine
+          FROM (SELECT j0.id, j0.ctid AS tid, j0.name FROM pgqueue.job j0
                 WHERE j0.queue = r.queue AND j0.key = r.key AND j0.pos IS NOT NULL AND j0.lease = 0 ORDER BY j0.id LIMIT lim) j) z WHERE z.mine),
-      g AS MATERIALIZED (SELECT y.id FROM h CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = h.id AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y)
+      g AS MATERIALIZED (
+        SELECT y.id FROM h
+        CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.ctid = h.tid AND j.id = h.id AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y)
       UPDATE pgqueue.job j SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, attempt = j.attempt + 1, claimed_at = statement_timestamp()
       FROM g WHERE j.id = g.id
         AND j.id < coalesce((SELECT min(h.id) FROM h WHERE NOT EXISTS (SELECT FROM g g2 WHERE g2.id = h.id)), 9223372036854775807)
       RETURNING r.o, r.pos, j.id, j.queue, j.key, j.name, j.priority, j.attempt, j.max_attempts, j.timeout_s, j.lost, j.enqueued_at, j.expires_at,
                 j.idempotency_key, j.backoff::text, j.headers::text, j.payload::text;
     GET DIAGNOSTICS took = ROW_COUNT;
+    handed := handed + took;
     IF took = 0 THEN
       eq := eq || r.queue; ek := ek || r.key;
     END IF;
@@ -537,6 +541,101 @@ BEGIN
     PERFORM pgqueue.lane_release(eq, ek, lane_claim.new_lease, interval '0', true);
   END IF;
 END $$;
+
+-- Dead letters: find them, put them back into the queue, throw them away.
+CREATE FUNCTION pgqueue.json_at(value json, path text[]) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+  RETURN value #>> path;
+EXCEPTION WHEN untranslatable_character OR invalid_text_representation THEN
+  RETURN NULL; -- a row that somebody inserted with a NUL or a lone surrogate must not spoil the search of the others
+END $$;
+COMMENT ON FUNCTION pgqueue.json_at IS 'The value at a path of a JSON document as text; NULL where there is none.';
+
+CREATE FUNCTION pgqueue.dead_letters(
+  error_type text DEFAULT NULL, reason text DEFAULT NULL, name text DEFAULT NULL, queue text DEFAULT NULL,
+  since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL, matching json DEFAULT NULL)
+RETURNS SETOF pgqueue.dead_job LANGUAGE sql STABLE AS $$
+  SELECT d.* FROM pgqueue.dead_job d
+  WHERE (dead_letters.error_type IS NULL OR d.error_type = dead_letters.error_type)
+    AND (dead_letters.reason IS NULL OR d.reason = dead_letters.reason)
+    AND (dead_letters.name IS NULL OR d.name = dead_letters.name)
+    AND (dead_letters.queue IS NULL OR d.queue = dead_letters.queue)
+    AND (dead_letters.since IS NULL OR d.died_at >= dead_letters.since)
+    AND (dead_letters.until IS NULL OR d.died_at < dead_letters.until)
+    AND (dead_letters.matching IS NULL OR NOT EXISTS (
+      SELECT FROM json_each_text(dead_letters.matching) m
+      WHERE pgqueue.json_at(d.payload, string_to_array(m.key, '.')) IS DISTINCT FROM m.value))
+$$;
+COMMENT ON FUNCTION pgqueue.dead_letters IS 'Dead letters by what is given; matching: {"order.id": "17"} compares values of the payload as text.';
+
+-- One statement moves the rows, so a crash leaves each job in exactly one place, and of two operators at once each row
+-- goes with one. The id is kept: a job with an ordering key goes back to its place. The log of its attempts, the last
+-- one included, goes back too; the attempts start again.
+CREATE FUNCTION pgqueue.replay(ids bigint[], payload json DEFAULT NULL) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  IF replay.payload IS NOT NULL THEN
+    IF cardinality(ids) <> 1 THEN
+      RAISE EXCEPTION 'pgqueue.replay: a new payload goes with one job, not with %', cardinality(ids) USING ERRCODE = '22023';
+    END IF;
+    PERFORM replay.payload::jsonb; -- refuses NUL and lone surrogates, which no handler could read
+  END IF;
+  RETURN QUERY
+    WITH page AS MATERIALIZED (
+      SELECT d.id FROM pgqueue.dead_job d WHERE d.id = ANY (replay.ids) ORDER BY d.id FOR UPDATE SKIP LOCKED),
+    gone AS (
+      DELETE FROM pgqueue.dead_job d USING page WHERE d.id = page.id RETURNING d.*),
+    signals AS (
+      DELETE FROM pgqueue.job_signal s USING gone WHERE s.job_id = gone.id),
+    log AS (
+      INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, at, worker, error_type, error, traceback)
+      SELECT g.id, a.attempt, a.outcome, 0, a.started_at, a.at, a.worker, a.error_type, a.error, a.traceback
+      FROM gone g CROSS JOIN LATERAL json_to_recordset(g.attempts) AS a(
+        attempt smallint, outcome text, started_at timestamptz, at timestamptz, worker text, error_type text, error text, traceback text)
+      UNION ALL
+      SELECT g.id, g.attempt, 'dead', 0, g.last_attempt_at, g.died_at, g.worker, g.error_type, g.error, g.traceback FROM gone g),
+    counted AS (
+      INSERT INTO pgqueue.tally (queue, name, outcome, n)
+      SELECT g.queue, g.name, 'replayed', count(*) FROM gone g GROUP BY g.queue, g.name)
+    INSERT INTO pgqueue.job AS j (id, queue, name, priority, key, dedup_key, idempotency_key, max_attempts, timeout_s,
+      backoff, headers, payload, enqueued_at, expires_at, ready_at)
+    OVERRIDING SYSTEM VALUE
+    SELECT g.id, g.queue, g.name, g.priority, g.key, g.dedup_key, g.idempotency_key, g.max_attempts, g.timeout_s,
+      g.backoff, g.headers, coalesce(replay.payload, g.payload), g.enqueued_at,
+      CASE WHEN g.expires_at > clock_timestamp() THEN g.expires_at END, clock_timestamp()
+    FROM gone g ORDER BY g.id
+    RETURNING j.id;
+END $$;
+COMMENT ON FUNCTION pgqueue.replay IS 'Put dead letters back into their queues; returns the ids that were there. payload replaces that of one job.';
+
+CREATE FUNCTION pgqueue.discard(ids bigint[]) RETURNS SETOF bigint LANGUAGE sql AS $$
+  WITH page AS MATERIALIZED (
+    SELECT d.id FROM pgqueue.dead_job d WHERE d.id = ANY (discard.ids) ORDER BY d.id FOR UPDATE SKIP LOCKED),
+  gone AS (
+    DELETE FROM pgqueue.dead_job d USING page WHERE d.id = page.id RETURNING d.id, d.queue, d.name),
+  counted AS (
+    INSERT INTO pgqueue.tally (queue, name, outcome, n)
+    SELECT g.queue, g.name, 'discarded', count(*) FROM gone g GROUP BY g.queue, g.name)
+  SELECT g.id FROM gone g ORDER BY g.id
+$$;
+COMMENT ON FUNCTION pgqueue.discard IS 'Throw dead letters away for good; returns the ids that were there.';
+
+-- The state of one job, by the same rules as the view queue_depth.
+CREATE FUNCTION pgqueue.job_state(j pgqueue.job) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT CASE
+    WHEN j.lease <> 0 AND j.deadline > now() THEN 'in_flight'
+    WHEN j.run_at > now() OR (l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity') THEN 'delayed'
+    WHEN q.paused OR t.paused OR l.deadline = 'infinity' THEN 'blocked'
+    WHEN j.key IS NOT NULL AND j.run_at IS NULL AND coalesce(t.slots, 1) <= (
+      SELECT count(*) FROM (SELECT FROM pgqueue.job b
+        WHERE b.queue = j.queue AND b.key = j.key AND b.pos IS NOT NULL AND b.id < j.id LIMIT coalesce(t.slots, 1)) b) THEN 'blocked'
+    ELSE 'ready' END
+  FROM (SELECT) AS one
+  LEFT JOIN pgqueue.queue q ON q.name = j.queue
+  LEFT JOIN pgqueue.job_type t ON t.name = j.name
+  LEFT JOIN pgqueue.lane l ON j.key IS NOT NULL AND j.run_at IS NULL AND l.queue = j.queue AND l.key = j.key AND l.slot = 0
+$$;
+COMMENT ON FUNCTION pgqueue.job_state IS 'ready, delayed, blocked or in_flight: SELECT pgqueue.job_state(j), j.* FROM pgqueue.job j.';
 
 -- Outbox, relay, inbox.
 CREATE TABLE pgqueue.outbox (
@@ -635,6 +734,11 @@ SELECT d.error_type, d.reason, count(*) AS jobs, count(*) FILTER (WHERE d.died_a
        array_agg(DISTINCT d.queue) AS queues, array_agg(DISTINCT d.name) AS names
 FROM pgqueue.dead_job d GROUP BY d.error_type, d.reason;
 
+CREATE VIEW pgqueue.dead_rate AS
+SELECT d.queue, d.error_type, count(*) AS jobs, min(d.died_at) AS first_seen, max(d.died_at) AS last_seen
+FROM pgqueue.dead_job d WHERE d.died_at > now() - interval '10 min' GROUP BY d.queue, d.error_type;
+COMMENT ON VIEW pgqueue.dead_rate IS 'New dead letters of the last 10 minutes by queue and error: the number to alert on.';
+
 CREATE VIEW pgqueue.workers AS
 SELECT w.nonce, w.host, w.pid, w.version, w.queues, w.names, w.concurrency, w.in_flight, w.draining, w.started_at, w.beat_at,
        w.beat_at > now() - interval '30 s' AS alive
@@ -670,7 +774,7 @@ BEGIN
       'INSERT, SELECT (id) ON pgqueue.job', 'SELECT ON pgqueue.job_type', 'SELECT, INSERT, UPDATE ON pgqueue.dedup',
       'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq']
     WHEN 'reader' THEN ARRAY[
-      'SELECT ON pgqueue.queue_depth', 'SELECT ON pgqueue.queue_gauge', 'SELECT ON pgqueue.dead_by_error', 'SELECT ON pgqueue.workers',
+      'SELECT ON pgqueue.queue_depth', 'SELECT ON pgqueue.queue_gauge', 'SELECT ON pgqueue.dead_by_error', 'SELECT ON pgqueue.dead_rate', 'SELECT ON pgqueue.workers',
       'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.tally_minute', 'SELECT ON pgqueue.alembic_version']
   END;
   IF lines IS NULL THEN

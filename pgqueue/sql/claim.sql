@@ -19,14 +19,14 @@ u AS (
   UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
     attempt = j.attempt + 1, claimed_at = statement_timestamp()
   FROM c WHERE j.ctid = c.ctid
-  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.attempt, j.enqueued_at::text,
+  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, j.enqueued_at::text,
     CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers) > 0 THEN
       json_build_object('idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
         'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers)::text END,
     j.payload::text)
 SELECT * FROM u
 UNION ALL
-SELECT 0, 0, 0, 0, '', 0::smallint, '',
+SELECT 0, 0, 0, 0, '', NULL, 0::smallint, '',
   CASE WHEN (SELECT count(*) FROM u) < %(n)s::int
     THEN (SELECT json_object_agg(a.o, a.p)::text FROM (SELECT w.o, max(w.pos) AS p FROM w GROUP BY w.o HAVING count(*) = 5000) a) END,
   (SELECT (bool_or(EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = r.q))
@@ -48,7 +48,7 @@ u AS (
   UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
     attempt = j.attempt + 1, lost = j.lost + (j.lease <> 0)::int, claimed_at = statement_timestamp()
   FROM c, LATERAL (SELECT o.lease, o.claimed_at FROM pgqueue.job o WHERE o.id = c.id) before WHERE j.id = c.id
-  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.attempt, j.enqueued_at::text,
+  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, j.enqueued_at::text,
     json_build_object('lost', j.lost, 'idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
       'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers)::text AS extra,
     j.payload::text AS payload, before.lease AS before, before.claimed_at AS since),
@@ -57,7 +57,7 @@ a AS (
   SELECT u.id, u.attempt - 1, 'lost', u.before, u.since, 'WorkerLost', 'the worker vanished: its lease ran out unrenewed',
          (SELECT k.host || ':' || k.pid FROM pgqueue.worker k WHERE k.nonce = u.before >> 32)
   FROM u WHERE u.before <> 0)
-SELECT u.o, u.pos, u.id, u.lease, u.name, u.attempt, u.enqueued_at, u.extra, u.payload FROM u
+SELECT u.o, u.pos, u.id, u.lease, u.name, u.key, u.attempt, u.enqueued_at, u.extra, u.payload FROM u
 
 -- name: suspects_alone
 -- Whether a job that was lost more than once waits to be run with nothing beside it.
@@ -73,12 +73,13 @@ SELECT EXISTS (
 SELECT ord, examined, last_pos FROM pgqueue.route(%(queues)s::text[], %(floors)s::bigint[])
 
 -- name: lane_claim
--- Take up to k lanes and hand out at most m jobs of each, oldest first.
-SELECT ord::int, lane_pos, id, %(lease)s::bigint, name, attempt, enqueued_at::text,
-  json_build_object('key', key, 'lost', lost, 'idempotency_key', idempotency_key, 'max_attempts', max_attempts, 'timeout_s', timeout_s::text,
-    'expired', expires_at <= statement_timestamp(), 'backoff', backoff::json, 'headers', headers::json)::text, payload
+-- Take up to k lanes and hand out at most m jobs of each, oldest first, at most total jobs in all.
+SELECT ord::int, lane_pos, id, %(lease)s::bigint, name, key, attempt, enqueued_at::text,
+  CASE WHEN lost > 0 OR num_nonnulls(idempotency_key, max_attempts, timeout_s, expires_at, backoff, headers) > 0 THEN
+    json_build_object('lost', lost, 'idempotency_key', idempotency_key, 'max_attempts', max_attempts, 'timeout_s', timeout_s::text,
+      'expired', expires_at <= statement_timestamp(), 'backoff', backoff::json, 'headers', headers::json)::text END, payload
 FROM pgqueue.lane_claim(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[], %(names)s::text[],
-                        %(k)s::int, %(m)s::int, %(lease)s::bigint, %(visibility)s::interval)
+                        %(k)s::int, %(m)s::int, %(total)s::int, %(lease)s::bigint, %(visibility)s::interval)
 
 -- name: lane_release
 -- Give lanes back; a lane without a job is deleted. wait keeps it from being claimed for so long.

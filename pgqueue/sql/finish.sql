@@ -66,18 +66,19 @@ SELECT d.id, d.queue, d.name, d.priority, d.key, d.dedup_key, d.idempotency_key,
   d.backoff, d.headers, d.payload, d.enqueued_at, d.expires_at,
   least(nullif(d.claimed_at, '-infinity'), (SELECT min(a.started_at) FROM a WHERE a.job_id = d.id)), nullif(d.claimed_at, '-infinity'),
   d.reason, d.error_type, d.error, d.traceback, %(worker)s::text,
-  coalesce(d.headers ->> 'trace_id', split_part(d.headers ->> 'traceparent', '-', 2)),
+  coalesce(d.headers ->> 'trace_id', nullif(split_part(d.headers ->> 'traceparent', '-', 2), '')),
   coalesce((SELECT json_agg(json_build_object('attempt', a.attempt, 'outcome', a.outcome, 'started_at', a.started_at, 'at', a.at,
     'worker', a.worker, 'error_type', a.error_type, 'error', a.error, 'traceback', a.traceback) ORDER BY a.at) FROM a WHERE a.job_id = d.id), '[]')
 FROM d
 RETURNING id
 
 -- name: snooze
--- Run again after wait; the attempt does not count. A keyed job keeps its place, its lane waits instead.
+-- Run again after wait; the attempt does not count. A keyed job keeps its place, its lane waits instead. The handler came
+-- to an end, so the job is no suspect any more: one that polls by Snooze would else run alone for ever.
 WITH l AS MATERIALIZED (
   SELECT x.* FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[], %(waits)s::double precision[]) x(id, lease, wait)
   CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id)
-UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1,
+UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1, lost = 0,
   pos = CASE WHEN j.key IS NOT NULL THEN j.pos END,
   run_at = CASE WHEN j.key IS NULL THEN clock_timestamp() + l.wait * interval '1 s' END,
   ready_at = clock_timestamp() + l.wait * interval '1 s'
