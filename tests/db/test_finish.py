@@ -1,0 +1,329 @@
+"""The fence: whoever finishes or extends a job shows its claim, and one that came late changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgqueue.finish import Failed, ack, bury, drop, release, retry, snooze, still_mine
+from pgqueue.heartbeat import heartbeat
+from pgqueue.job import Buried, Claimed, Failure
+from pgqueue.run import failure_of
+from pgqueue.statement import Statement
+from tests.factories import MINUTE, Holder, buried, enqueue, ids, lose, retried, row, state, token
+
+Verb = Callable[[Claimed], Statement[Any]]
+
+VERBS: dict[str, Verb] = {
+    "ack": lambda c: ack([c]),
+    "ack that passes locked rows": lambda c: ack([c], skip=True),
+    "retry": lambda c: retry([Failed(claim=token(c), outcome=retried())], "w"),
+    "bury": lambda c: bury([Failed(claim=token(c), outcome=buried())], "w"),
+    "snooze": lambda c: snooze([c], [60.0]),
+    "release": lambda c: release([c]),
+    "drop": lambda c: drop([c]),
+}
+FENCED: dict[str, Verb] = {**VERBS, "heartbeat": lambda c: heartbeat([token(c)], MINUTE)}
+
+
+@pytest.fixture
+def a(dsn: str) -> Iterator[Holder]:
+    with Holder(dsn, 1) as holder:
+        yield holder
+
+
+@pytest.fixture
+def b(dsn: str) -> Iterator[Holder]:
+    with Holder(dsn, 2) as holder:
+        yield holder
+
+
+def one(conn: psycopg.Connection[Any], query: str, *params: object) -> Any:
+    found = conn.execute(query, params).fetchone()  # type: ignore[call-overload]
+    conn.commit()
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("verb", FENCED.values(), ids=FENCED)
+def test_a_claim_that_was_lost_changes_nothing_whatever_became_of_the_job(
+    conn: psycopg.Connection[Any], a: Holder, b: Holder, verb: Verb
+) -> None:
+    """Peer reports: a stale attempt discarded, revived or acknowledged a job that somebody else held or had ended."""
+    taken, acked, released, waiting, dead = enqueue(conn, 5)
+    conn.commit()
+    stale = {job.id: job for job in a.claim()}
+    lose(conn, list(stale))
+    conn.commit()
+    again = {job.id: job for job in b.suspects()}
+    assert again.keys() == stale.keys()
+    assert all(again[i].lease != stale[i].lease for i in again)
+    b.run(ack([again[acked]]))
+    b.run(release([again[released]]))
+    b.run(retry([Failed(claim=token(again[waiting]), outcome=retried())], "b"))
+    b.run(bury([Failed(claim=token(again[dead]), outcome=buried())], "b"))
+    before = state(conn)
+    for job_id in (taken, acked, released, waiting, dead):
+        assert not a.run(verb(stale[job_id]))
+    assert state(conn) == before
+    assert a.run(still_mine(list(stale.values()))) == []
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_a_claim_ends_once(conn: psycopg.Connection[Any], a: Holder, verb: Verb) -> None:
+    enqueue(conn)
+    conn.commit()
+    (job,) = a.claim()
+    a.run(verb(job))
+    before = state(conn)
+    for other in FENCED.values():
+        assert not a.run(other(job))
+    assert state(conn) == before
+
+
+def test_ack_deletes_the_rows_it_holds_and_names_them_if_some_were_lost(
+    conn: psycopg.Connection[Any], a: Holder, b: Holder
+) -> None:
+    first, second, third = enqueue(conn, 3)
+    conn.commit()
+    jobs = a.claim()
+    lose(conn, [second])
+    conn.commit()
+    b.suspects()
+    assert a.run(ack(jobs)) is not None
+    assert row(conn, first) is row(conn, third) is None
+    assert row(conn, second) is not None
+    assert one(conn, "SELECT sum(n) FROM pgqueue.tally WHERE outcome = 'ok'") == 2
+    assert a.run(ack(jobs)) == []
+
+
+def test_an_expired_claim_that_nobody_took_still_counts(conn: psycopg.Connection[Any], a: Holder) -> None:
+    (job_id,) = enqueue(conn)
+    conn.commit()
+    jobs = a.claim()
+    lose(conn, [job_id])
+    conn.commit()
+    assert a.run(still_mine(jobs)) == [job_id]
+    assert a.run(ack(jobs)) is None
+    assert row(conn, job_id) is None
+
+
+def test_release_keeps_the_place_and_gives_the_attempt_back(conn: psycopg.Connection[Any], a: Holder) -> None:
+    first, second = enqueue(conn, 2)
+    conn.commit()
+    before = row(conn, first)
+    assert before
+    jobs = a.claim()
+    assert a.run(release(jobs)) == [first, second]
+    after = row(conn, first)
+    assert after
+    assert {name: after[name] for name in after if name != "claimed_at"} == {
+        name: before[name] for name in before if name != "claimed_at"
+    }
+    again = a.claim()
+    assert ids(again) == [first, second]
+    assert [job.attempt for job in again] == [1, 1]
+
+
+def test_snooze_waits_and_gives_the_attempt_back(conn: psycopg.Connection[Any], a: Holder) -> None:
+    soon, late = enqueue(conn, 2)
+    conn.commit()
+    jobs = a.claim()
+    assert a.run(snooze(jobs, [10.0, 1000.0])) == [soon, late]
+    waits = conn.execute(
+        "SELECT extract(epoch FROM run_at - now())::int, attempt, pos FROM pgqueue.job ORDER BY id"
+    ).fetchall()
+    assert [(8 < wait <= 1000, attempt, pos) for wait, attempt, pos in waits] == [(True, 0, None)] * 2
+    assert waits[0][0] <= 10 < 990 < waits[1][0]
+    assert a.claim() == []
+
+
+def test_a_snooze_proves_that_the_job_does_not_kill_its_worker(
+    conn: psycopg.Connection[Any], a: Holder
+) -> None:
+    """Else a job that polls by Snooze and once lost its worker would for ever run with nothing beside it."""
+    (job_id,) = enqueue(conn)
+    conn.commit()
+    a.claim()
+    lose(conn, [job_id])
+    conn.commit()
+    a.run(snooze(a.suspects(), [60.0]))
+    found = row(conn, job_id)
+    assert found
+    assert found["lost"] == 0
+
+
+def test_retry_logs_the_attempt_and_waits(conn: psycopg.Connection[Any], a: Holder) -> None:
+    (job_id,) = enqueue(conn)
+    conn.commit()
+    (job,) = a.claim()
+    assert a.run(retry([Failed(claim=token(job), outcome=retried(30.0))], "host:7")) == [job_id]
+    found = row(conn, job_id)
+    assert found
+    assert (found["lease"], found["attempt"], found["pos"]) == (0, 1, None)
+    assert 28 < one(conn, "SELECT extract(epoch FROM run_at - now()) FROM pgqueue.job") <= 30
+    logged = conn.execute(
+        "SELECT attempt, outcome, lease, started_at IS NOT NULL, worker, error_type, error, traceback"
+        " FROM pgqueue.attempt_log"
+    ).fetchall()
+    assert logged == [
+        (1, "retry", job.lease, True, "host:7", "ValueError", "broken", "Traceback: broken")
+    ]
+    assert one(conn, "SELECT n FROM pgqueue.tally WHERE outcome = 'retry'") == 1
+
+
+def test_the_log_of_attempts_keeps_the_last_fifty(conn: psycopg.Connection[Any], a: Holder) -> None:
+    (job_id,) = enqueue(conn, max_attempts=1000)
+    conn.commit()
+    for _ in range(60):
+        conn.execute("UPDATE pgqueue.job SET run_at = NULL, pos = nextval('pgqueue.pos_seq') WHERE pos IS NULL")
+        conn.commit()
+        (job,) = a.claim()
+        a.run(retry([Failed(claim=token(job), outcome=retried())], "w"))
+    kept = [r[0] for r in conn.execute("SELECT attempt FROM pgqueue.attempt_log WHERE job_id = %s ORDER BY 1", [job_id])]
+    assert kept == list(range(11, 61))
+
+
+def test_a_failed_handler_clears_a_suspect(conn: psycopg.Connection[Any], a: Holder) -> None:
+    (job_id,) = enqueue(conn)
+    conn.commit()
+    a.claim()
+    lose(conn, [job_id])
+    conn.commit()
+    (job,) = a.suspects()
+    a.run(retry([Failed(claim=token(job), outcome=retried())], "w"))
+    found = row(conn, job_id)
+    assert found
+    assert found["lost"] == 0
+
+
+def test_a_dead_letter_holds_everything_that_is_needed_to_understand_and_replay(
+    conn: psycopg.Connection[Any], a: Holder
+) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    conn.execute(
+        "SELECT pgqueue.enqueue('work', '{\"order\": 1}', priority => 5, dedup_key => 'd', idempotency_key => 'i',"
+        " max_attempts => 3, timeout_s => 9, backoff => '{\"base\": 2, \"cap\": 3, \"jitter\": \"none\"}',"
+        " expires_at => now() + interval '1 h', headers => %s)",
+        [json.dumps({"traceparent": f"00-{trace}-b7ad6b7169203331-01", "tenant": "t1"})],
+    )
+    conn.commit()
+    (job,) = a.claim()
+    before = row(conn, job.id)
+    a.run(retry([Failed(claim=token(job), outcome=retried())], "host:1"))
+    conn.execute("UPDATE pgqueue.job SET run_at = NULL, pos = nextval('pgqueue.pos_seq')")
+    conn.commit()
+    (job,) = a.claim()
+    last = one(conn, "SELECT claimed_at FROM pgqueue.job")
+    failure = Failure(error_type="shop.Broken", message="no stock", traceback="Traceback ...")
+    assert a.run(
+        bury([Failed(claim=token(job), outcome=Buried(reason="exhausted", failure=failure))], "host:2")
+    ) == [job.id]
+    assert before
+    assert row(conn, job.id) is None
+    dead = one(conn, "SELECT to_jsonb(d) FROM pgqueue.dead_job d")
+    copied = (
+        "id", "queue", "name", "priority", "key", "dedup_key", "idempotency_key", "max_attempts", "timeout_s",
+        "backoff", "headers", "enqueued_at", "expires_at",
+    )  # fmt: skip
+    assert {name: dead[name] for name in copied} == {name: before[name] for name in copied}
+    assert dead["payload"] == {"order": 1}
+    assert (dead["attempt"], dead["lost"], dead["reason"]) == (2, 0, "exhausted")
+    assert (dead["error_type"], dead["error"], dead["traceback"], dead["worker"]) == (
+        "shop.Broken", "no stock", "Traceback ...", "host:2",
+    )  # fmt: skip
+    assert dead["trace_id"] == trace
+    assert dead["first_attempt_at"] == before["claimed_at"] or dead["first_attempt_at"] < dead["last_attempt_at"]
+    assert one(conn, "SELECT last_attempt_at FROM pgqueue.dead_job") == last
+    assert [
+        (x["attempt"], x["outcome"], x["worker"], x["error_type"], x["error"]) for x in dead["attempts"]
+    ] == [(1, "retry", "host:1", "ValueError", "broken")]
+    assert one(conn, "SELECT count(*) FROM pgqueue.attempt_log") == 0
+    assert one(conn, "SELECT n FROM pgqueue.tally WHERE outcome = 'dead'") == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "trace"),
+    [
+        (None, None),
+        ({"trace_id": "t-1", "traceparent": "00-x-y-01"}, "t-1"),
+        ({"traceparent": "nonsense"}, None),
+        ({"other": 1}, None),
+    ],
+)
+def test_the_trace_id_of_a_dead_letter_comes_from_the_headers_if_they_have_one(
+    conn: psycopg.Connection[Any], a: Holder, headers: dict[str, object] | None, trace: str | None
+) -> None:
+    enqueue(conn, headers=headers)
+    conn.commit()
+    (job,) = a.claim()
+    a.run(bury([Failed(claim=token(job), outcome=buried())], "w"))
+    assert one(conn, "SELECT trace_id FROM pgqueue.dead_job") == trace
+
+
+@pytest.mark.parametrize("reason", ["exhausted", "permanent", "worker lost", "undecodable", "timeout", "expired"])
+def test_every_reason_of_a_burial_can_be_stored(
+    conn: psycopg.Connection[Any], a: Holder, reason: str
+) -> None:
+    enqueue(conn)
+    conn.commit()
+    (job,) = a.claim()
+    a.run(bury([Failed(claim=token(job), outcome=buried(reason))], "w"))
+    assert one(conn, "SELECT reason FROM pgqueue.dead_job") == reason
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b", "\udfff\x00" * 3_000, "naïve – ☃ 𝄞", "back\\slash\\u0000"])
+def test_no_text_of_an_error_keeps_its_failure_from_being_recorded(
+    conn: psycopg.Connection[Any], a: Holder, text: str
+) -> None:
+    enqueue(conn, 2)
+    conn.commit()
+    again, gone = a.claim()
+    failure = failure_of(ValueError(text))
+    outcome = retried()
+    outcome = type(outcome)(delay=1.0, failure=failure)
+    assert a.run(retry([Failed(claim=token(again), outcome=outcome)], "w")) == [again.id]
+    assert a.run(
+        bury([Failed(claim=token(gone), outcome=Buried(reason="permanent", failure=failure))], "w")
+    ) == [gone.id]
+    assert one(conn, "SELECT error FROM pgqueue.dead_job") == failure.message
+    assert one(conn, "SELECT error FROM pgqueue.attempt_log") == failure.message
+
+
+def test_a_batch_of_many_kinds_is_written_row_by_row_as_told(
+    conn: psycopg.Connection[Any], a: Holder, b: Holder
+) -> None:
+    made = enqueue(conn, 6)
+    conn.commit()
+    jobs = a.claim()
+    lose(conn, [made[1], made[4]])
+    conn.commit()
+    b.suspects()
+    done = a.run(
+        retry([Failed(claim=token(job), outcome=retried(60.0 + i)) for i, job in enumerate(jobs[:3])], "w")
+    )
+    assert done == [made[0], made[2]]
+    done = a.run(bury([Failed(claim=token(job), outcome=buried()) for job in jobs[3:]], "w"))
+    assert sorted(done) == [made[3], made[5]]
+    waits = conn.execute(
+        "SELECT round(extract(epoch FROM run_at - ready_at)), ceil(extract(epoch FROM run_at - now()))"
+        " FROM pgqueue.job WHERE run_at IS NOT NULL ORDER BY id"
+    ).fetchall()
+    assert [int(wait) for _, wait in waits] == [60, 62]
+
+
+def test_drop_takes_the_signal_and_the_log_along(conn: psycopg.Connection[Any], a: Holder) -> None:
+    (job_id,) = enqueue(conn)
+    conn.commit()
+    (job,) = a.claim()
+    a.run(retry([Failed(claim=token(job), outcome=retried())], "w"))
+    conn.execute("UPDATE pgqueue.job SET run_at = NULL, pos = nextval('pgqueue.pos_seq')")
+    conn.execute("INSERT INTO pgqueue.job_signal (job_id) VALUES (%s)", [job_id])
+    conn.commit()
+    assert a.run(drop(a.claim())) == [job_id]
+    for table in ("job", "job_signal", "attempt_log", "dead_job"):
+        assert one(conn, f"SELECT count(*) FROM pgqueue.{table}") == 0
+    assert one(conn, "SELECT n FROM pgqueue.tally WHERE outcome = 'cancelled'") == 1

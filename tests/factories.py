@@ -1,0 +1,222 @@
+"""Jobs for the tests of the verbs, and a worker's connection that is stepped by hand.
+
+Nothing here waits for time to pass: `lose` lets a lease run out and `fall_due` lets a delay end by moving the row's
+own times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+
+import psycopg
+
+from pgqueue.claim import Answer, Scope, claim, lane_claim, lane_release, route, suspects
+from pgqueue.connection import execute
+from pgqueue.job import Buried, Claim, Claimed, Failure, Retried
+from pgqueue.round import Leases
+from pgqueue.statement import Statement
+from pgqueue.worker import connect
+
+T = TypeVar("T")
+
+QUEUE = "default"
+NAME = "work"
+MINUTE = timedelta(minutes=1)
+EVERYTHING = 2**63 - 1
+BROKEN = Failure(error_type="ValueError", message="broken", traceback="Traceback: broken")
+
+ENQUEUE = """
+SELECT id FROM pgqueue.enqueue_many(%(name)s, %(payloads)s::json, queue => %(queue)s, priority => %(priority)s::int,
+  keys => %(keys)s::text[], delay => %(delay)s::interval, max_attempts => %(max_attempts)s::int,
+  expires_at => %(expires_at)s::timestamptz, headers => %(headers)s::json)
+"""
+ROW = """
+SELECT to_jsonb(j) - 'payload' FROM pgqueue.job j WHERE j.id = %s
+"""
+
+
+def enqueue(
+    connection: psycopg.Connection[Any],
+    n: int = 1,
+    *,
+    name: str = NAME,
+    queue: str = QUEUE,
+    priority: int = 5,
+    key: str | None = None,
+    delay: timedelta | None = None,
+    payload: object = None,
+    max_attempts: int | None = None,
+    expires_at: str | None = None,
+    headers: Mapping[str, object] | None = None,
+) -> list[int]:
+    """Enqueue n equal jobs in the connection's transaction; return their ids."""
+    rows = connection.execute(
+        ENQUEUE,
+        {
+            "name": name, "payloads": json.dumps([payload] * n), "queue": queue, "priority": priority,
+            "keys": [key] * n if key is not None else None, "delay": delay, "max_attempts": max_attempts,
+            "expires_at": expires_at, "headers": json.dumps(headers) if headers is not None else None,
+        },
+    )  # fmt: skip
+    return [int(row[0]) for row in rows]
+
+
+def scope(
+    queues: Iterable[str] = (QUEUE,), names: Iterable[str] = (NAME,), priorities: Iterable[int] = (5,)
+) -> Scope:
+    """Say what a claim may take: every priority of the first queue, then of the next."""
+    levels = [(queue, priority) for queue in queues for priority in priorities]
+    return Scope(queues=[q for q, _ in levels], priorities=[p for _, p in levels], names=list(names))
+
+
+def ids(jobs: Iterable[Claimed]) -> list[int]:
+    """Return the ids of claimed jobs, in the order they were claimed."""
+    return [job.id for job in jobs]
+
+
+def token(claimed: Claimed) -> Claim:
+    """Return the claim that a finish verb shows."""
+    return Claim(claimed.id, claimed.lease)
+
+
+def retried(delay: float = 60.0) -> Retried:
+    """Return the outcome of an attempt that failed and runs again."""
+    return Retried(delay=delay, failure=BROKEN)
+
+
+def buried(reason: str = "permanent") -> Buried:
+    """Return the outcome of an attempt that failed for good."""
+    return Buried(reason=reason, failure=BROKEN)
+
+
+def lose(connection: psycopg.Connection[Any], jobs: Sequence[int]) -> None:
+    """Let the leases of these jobs, and of the lanes of their keys, run out."""
+    connection.execute(
+        "UPDATE pgqueue.lane l SET deadline = clock_timestamp() - interval '1 s' FROM pgqueue.job j "
+        "WHERE j.id = ANY (%s) AND l.queue = j.queue AND l.key = j.key AND l.lease = j.lease AND l.lease <> 0",
+        [list(jobs)],
+    )
+    connection.execute(
+        "UPDATE pgqueue.job SET deadline = clock_timestamp() - interval '1 s' WHERE id = ANY (%s) AND lease <> 0",
+        [list(jobs)],
+    )
+
+
+def fall_due(connection: psycopg.Connection[Any], jobs: Sequence[int]) -> None:
+    """Let the delays of these jobs end."""
+    connection.execute(
+        "UPDATE pgqueue.job SET run_at = clock_timestamp() - interval '1 s' WHERE id = ANY (%s) AND run_at IS NOT NULL",
+        [list(jobs)],
+    )
+
+
+def row(connection: psycopg.Connection[Any], job_id: int) -> dict[str, Any] | None:
+    """Return the columns of a job, None if its row is gone."""
+    found = connection.execute(ROW, [job_id]).fetchone()
+    return dict(found[0]) if found else None
+
+
+def state(connection: psycopg.Connection[Any]) -> str:
+    """Return everything the finish verbs can change, as one text to compare."""
+    found = connection.execute(
+        "SELECT jsonb_build_object('job', (SELECT jsonb_agg(j ORDER BY j.id) FROM pgqueue.job j),"
+        " 'dead', (SELECT jsonb_agg(d ORDER BY d.id) FROM pgqueue.dead_job d),"
+        " 'lane', (SELECT jsonb_agg(l ORDER BY l.queue, l.key, l.slot) FROM pgqueue.lane l),"
+        " 'log', (SELECT jsonb_agg(a ORDER BY a.job_id, a.at) FROM pgqueue.attempt_log a),"
+        " 'tally', (SELECT jsonb_agg(t) FROM pgqueue.tally t))::text"
+    ).fetchone()
+    assert found
+    return str(found[0])
+
+
+class Holder:
+    """One worker's connection, in autocommit mode and with a worker's settings."""
+
+    def __init__(self, dsn: str, nonce: int = 1) -> None:
+        self.connection = connect(dsn, f"test {nonce}")
+        self.leases = Leases(nonce)
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.connection.close()
+
+    def begin(self) -> None:
+        """Open a transaction as a round does."""
+        self.connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+
+    def commit(self) -> None:
+        """Commit it."""
+        self.connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Roll it back."""
+        self.connection.execute("ROLLBACK")
+
+    def run(self, statement: Statement[T]) -> T:
+        """Run one statement."""
+        return execute(self.connection, statement)
+
+    def answer(
+        self,
+        n: int = 500,
+        *,
+        of: Scope | None = None,
+        floors: Sequence[int] | None = None,
+        visibility: timedelta = MINUTE,
+        route_floors: Mapping[str, int] | None = None,
+    ) -> Answer:
+        """Claim fresh jobs under a new lease."""
+        of = of or scope()
+        return self.run(
+            claim(
+                of, floors or [0] * len(of.queues), n, self.leases.new(), visibility, route_floors or {QUEUE: 0}
+            )
+        )  # fmt: skip
+
+    def claim(self, n: int = 500, *, of: Scope | None = None, visibility: timedelta = MINUTE) -> list[Claimed]:
+        """Claim fresh jobs under a new lease; return them in order."""
+        return self.answer(n, of=of, visibility=visibility).jobs
+
+    def suspects(
+        self,
+        n: int = 8,
+        *,
+        of: Scope | None = None,
+        ceilings: Sequence[int] | None = None,
+        low: int = 0,
+        high: int = 0,
+    ) -> list[Claimed]:
+        """Claim jobs that lost their worker."""
+        of = of or scope()
+        return self.run(
+            suspects(
+                of, ceilings or [EVERYTHING] * len(of.queues), n, self.leases.new(), MINUTE, low=low, high=high
+            )
+        )  # fmt: skip
+
+    def route(self, *queues: str) -> None:
+        """Make sure that every key of these queues has its lane."""
+        self.run(route(dict.fromkeys(queues or (QUEUE,), 0)))
+
+    def lanes(
+        self, lanes: int = 100, depth: int = 1, *, of: Scope | None = None, visibility: timedelta = MINUTE
+    ) -> list[Claimed]:
+        """Route, then claim lanes and jobs of them; return the jobs by id."""
+        of = of or scope()
+        self.route(*dict.fromkeys(of.queues))
+        found = self.run(
+            lane_claim(of, [0] * len(of.queues), lanes, depth, self.leases.new(), visibility)
+        )
+        return sorted(found, key=lambda job: job.id)
+
+    def give_back(self, lane: tuple[str, str], lease: int, wait: float = 0.0) -> None:
+        """Give a (queue, key) lane back."""
+        self.run(lane_release([lane], lease, wait))
