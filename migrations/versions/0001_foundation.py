@@ -22,6 +22,8 @@ _TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$
 
 # The loops of the script make their sequences with names ending in 00 to 63.
 _MADE = re.compile(r"CREATE (TABLE|SEQUENCE|FUNCTION|VIEW) (pgqueue\.\w+)(%s)?")
+# A function that returns rows of a table goes before the table; a trigger's function goes after it.
+_OF_ROWS = re.compile(r"CREATE FUNCTION (pgqueue\.\w+)\([^$]*?RETURNS SETOF pgqueue\.")
 
 _CREATE_SCHEMA = """\
 DO $$ BEGIN
@@ -73,9 +75,12 @@ def downgrade() -> None:
 def _reverse(script: str) -> str:
     """Return the script that drops what the script creates, and nothing else."""
     made: dict[str, list[str]] = {"VIEW": [], "TABLE": [], "FUNCTION": [], "SEQUENCE": []}
+    first = _OF_ROWS.findall(script)
     for kind, name, numbered in _MADE.findall(script):
-        made[kind] += [f"{name}{n:02d}" for n in range(64)] if numbered else [name]
-    return "".join(f"DROP {kind} {', '.join(reversed(names))};\n" for kind, names in made.items())
+        if name not in first:
+            made[kind] += [f"{name}{n:02d}" for n in range(64)] if numbered else [name]
+    drops = [("FUNCTION", first), *made.items()]
+    return "".join(f"DROP {kind} {', '.join(reversed(names))};\n" for kind, names in drops)
 
 
 def _script() -> str:

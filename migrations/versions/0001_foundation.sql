@@ -621,7 +621,7 @@ $$;
 COMMENT ON FUNCTION pgqueue.discard IS 'Throw dead letters away for good; returns the ids that were there.';
 
 -- The state of one job, by the same rules as the view queue_depth.
-CREATE FUNCTION pgqueue.job_state(j pgqueue.job) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION pgqueue.job_state(id bigint) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT CASE
     WHEN j.lease <> 0 AND j.deadline > now() THEN 'in_flight'
     WHEN j.run_at > now() OR (l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity') THEN 'delayed'
@@ -630,12 +630,13 @@ CREATE FUNCTION pgqueue.job_state(j pgqueue.job) RETURNS text LANGUAGE sql STABL
       SELECT count(*) FROM (SELECT FROM pgqueue.job b
         WHERE b.queue = j.queue AND b.key = j.key AND b.pos IS NOT NULL AND b.id < j.id LIMIT coalesce(t.slots, 1)) b) THEN 'blocked'
     ELSE 'ready' END
-  FROM (SELECT) AS one
+  FROM pgqueue.job j
   LEFT JOIN pgqueue.queue q ON q.name = j.queue
   LEFT JOIN pgqueue.job_type t ON t.name = j.name
   LEFT JOIN pgqueue.lane l ON j.key IS NOT NULL AND j.run_at IS NULL AND l.queue = j.queue AND l.key = j.key AND l.slot = 0
+  WHERE j.id = job_state.id
 $$;
-COMMENT ON FUNCTION pgqueue.job_state IS 'ready, delayed, blocked or in_flight: SELECT pgqueue.job_state(j), j.* FROM pgqueue.job j.';
+COMMENT ON FUNCTION pgqueue.job_state IS 'ready, delayed, blocked or in_flight; NULL where there is no live job of that id.';
 
 -- Outbox, relay, inbox.
 CREATE TABLE pgqueue.outbox (
