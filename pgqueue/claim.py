@@ -30,6 +30,15 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSize:
+    """How many lanes to take, how many jobs of each at most, how many jobs in all at most."""
+
+    lanes: int
+    depth: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Jobs of a claim in level order. `full`: level (from 0) -> last position examined, where the window was full.
 
@@ -87,12 +96,12 @@ def route(floors: Mapping[str, int]) -> Statement[list[Row]]:
 
 
 def lane_claim(
-    scope: Scope, floors: Sequence[int], lanes: int, depth: int, total: int, lease: int, visibility: timedelta
+    scope: Scope, floors: Sequence[int], size: LaneSize, lease: int, visibility: timedelta
 ) -> Statement[list[Claimed]]:
-    """Take up to `lanes` lanes and up to `depth` jobs of each, `total` in all; `pos` is the lane's."""
+    """Take lanes and the oldest jobs of each; a job's `pos` is its lane's."""
     params = {
         "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
-        "k": lanes, "m": depth, "total": total, "lease": lease, "visibility": visibility,
+        "k": size.lanes, "m": size.depth, "total": size.total, "lease": lease, "visibility": visibility,
     }  # fmt: skip
     return Statement(_SQL["lane_claim"], params, _jobs)
 

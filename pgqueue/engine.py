@@ -25,12 +25,14 @@ from pgqueue.intake import Intake
 from pgqueue.job import Claimed
 from pgqueue.loop import IdlePoll, Trouble
 from pgqueue.quota import Quota
-from pgqueue.round import Leases, Results, Rounds
+from pgqueue.round import Leases, Outcomes, Plan, Results, Rounds
 from pgqueue.shelf import Item, LaneHold, Shelf
 from pgqueue.writeoff import WriteOff
 
 #: Shelved jobs that nobody has started for so long go back to the queue: others may have a free slot.
 STALL = 2.0
+#: An announcement of idleness holds for 5 s.
+REARM = 4.0
 
 
 class Engine:
@@ -68,6 +70,7 @@ class Engine:
         self._observed_at = self._armed_at = self._turn_at = self._retry_at = self._results_at = 0.0
         self._observe_every = 0.0
         self._moved = (0, 0.0)
+        self._dry = False
         self._alone = False
         self._alone_id: int | None = None
         self._below: deque[str] = deque()
@@ -133,65 +136,90 @@ class Engine:
 
     def _turn(self) -> bool:
         """Do one round; tell whether to go on without waiting."""
-        now = time.monotonic()
         rounds = self._open()
-        intake, quota = self._intake, self._quota
-        if self._below:
-            intake.floors.lower(self._drain_below())
-        quota.learn()
-        for slots in self._slots:
-            slots.set_low_water(quota.prefetch() // 2)
-        self._unstall(now)
+        self._look_round()
         results = self._write_off.collect()
-        quota.leaving = len(results.done) + len(results.ended)
-        claiming = not self._alone and not self.draining.is_set()
-        wishes = intake.wishes() if claiming else []
-        lane_wish = intake.lane_wish() if wishes and intake.keyed else None
-        arm = self._settings.queues if wishes and not self._hand.held and now - self._armed_at > 4.0 else ()
-        turn = self._settings.queues if claiming and now >= self._turn_at else ()
-        observe = (intake.keyed or intake.floors.wants_proof()) and now - self._observed_at >= self._observe_every
+        self._quota.leaving = len(results.done) + len(results.ended)
         if self._alone and not self._hand.held and not results:
             return self._run_alone()
-        if not (wishes or turn or self._flushes(results, now)):
+        now = time.monotonic()
+        plan = self._plan(results, now)
+        if plan is None:
             return False
-        settled = intake.floors.horizon.settled
+        settled = self._intake.floors.horizon.settled
         rounds.unsure.update(c.id for c in results.done)
-        out = rounds.run(
-            results, wishes, route_floors=intake.route_floors, lane_wish=lane_wish, observe=observe, arm=arm, turn=turn,
-            sweep_period=self._period, meanwhile=intake.wake_slots,
-        )  # fmt: skip
-        self._write_off.settle(results, out)
-        self._results_at = 0.0
+        out = rounds.run(plan)
         rounds.unsure.clear()
-        if self._write_off.nudge:
-            rounds.nudge(self._settings.queues)
-            self._write_off.nudge = False
-        if self._alone_id is not None and self._alone_id not in self._hand.held:
-            self._alone, self._alone_id = False, None
-        got = sum(
-            intake.took(wish, settled, answer) for wish, answer in zip(wishes, out.answers, strict=False)
-        )
-        again = bool(results.lanes)
-        if wishes and out.answers:
-            newly_keyed = out.answers[-1].keyed and not intake.keyed
-            intake.keyed = out.answers[-1].keyed or bool(self._hand.lanes)
-            again = again or newly_keyed
-        if lane_wish is not None:
-            got += intake.took_lanes(lane_wish, settled, out)
-        if observe and out.observation is not None:
+        self._written(rounds, results, out)
+        got, again = self._took(plan, settled, out)
+        if plan.observe and out.observation is not None:
             self._observed_at, self._observe_every = now, min(0.25, 20 * out.observation.cost)
-            intake.floors.observed(out.observation.last, out.observation.holders, now)
-        if turn:
+            self._intake.floors.observed(out.observation.last, out.observation.holders, now)
+        if plan.arm:
+            self._armed_at = now
+        if plan.turn:
             self._turn_at = now + self._settings.sweep
             if out.sweep:
                 got += self._sweep(out.sweep)
         if got:
             self._poll.reset()
-            return again
-        if arm:
-            self._armed_at = now
-            return True  # announced just now: look once more before waiting
+        elif plan.wishes and not self._dry:
+            again = True  # nothing there: announce it, and look once more before waiting
+        if plan.wishes:
+            self._dry = not got
         return again
+
+    def _look_round(self) -> None:
+        """Take in what other threads have left."""
+        if self._below:
+            self._intake.floors.lower(self._drain_below())
+        self._quota.learn()
+        for slots in self._slots:
+            slots.set_low_water(self._quota.prefetch() // 2)
+        self._unstall(time.monotonic())
+
+    def _plan(self, results: Results, now: float) -> Plan | None:
+        """Decide what the next round does; None if there is nothing to do yet."""
+        intake, queues = self._intake, self._settings.queues
+        claiming = not self._alone and not self.draining.is_set()
+        wishes = intake.wishes() if claiming else []
+        turn = queues if claiming and now >= self._turn_at else ()
+        if not (wishes or turn or self._flushes(results, now)):
+            return None
+        provable = intake.keyed or intake.floors.wants_proof()
+        return Plan(
+            results=results,
+            wishes=wishes,
+            lane_wish=intake.lane_wish() if wishes and intake.keyed else None,
+            route_floors=intake.route_floors,
+            observe=provable and now - self._observed_at >= self._observe_every,
+            arm=queues if wishes and self._dry and now - self._armed_at > REARM else (),
+            turn=turn,
+            sweep_period=self._period,
+            meanwhile=intake.wake_slots,
+        )
+
+    def _written(self, rounds: Rounds, results: Results, out: Outcomes) -> None:
+        """Strike off the hand what the round has written."""
+        self._write_off.settle(results, out)
+        self._results_at = 0.0
+        if self._write_off.nudge:
+            rounds.nudge(self._settings.queues)
+            self._write_off.nudge = False
+        if self._alone_id is not None and self._alone_id not in self._hand.held:
+            self._alone, self._alone_id = False, None
+
+    def _took(self, plan: Plan, settled: int, out: Outcomes) -> tuple[int, bool]:
+        """Shelve what the round has claimed; return how much, and whether the next round should follow at once."""
+        intake = self._intake
+        got = sum(intake.took(wish, settled, a) for wish, a in zip(plan.wishes, out.answers, strict=False))
+        again = out.lanes_released and bool(plan.results.lanes)
+        if out.answers:
+            again = again or (out.answers[-1].keyed and not intake.keyed)
+            intake.keyed = out.answers[-1].keyed or bool(self._hand.lanes)
+        if plan.lane_wish is not None:
+            got += intake.took_lanes(plan.lane_wish, settled, out)
+        return got, again
 
     def _flushes(self, results: Results, now: float) -> bool:
         """Tell whether results are written now: no later than 20 ms after they came, at once if nothing runs."""
@@ -310,7 +338,7 @@ class Engine:
         singles = [Results(done=[c]) for c in results.done] + [Results(ended=[e]) for e in results.ended]
         for single in singles:
             try:
-                out = rounds.run(single, route_floors={})
+                out = rounds.run(Plan(results=single))
             except psycopg.Error as error:
                 if rounds.connection.closed:
                     return

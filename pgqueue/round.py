@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,6 +21,7 @@ from psycopg import errors as pg
 
 from pgqueue.claim import (
     Answer,
+    LaneSize,
     Observation,
     Scope,
     claim,
@@ -86,6 +87,25 @@ class LaneWish:
     total: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a round is to do.
+
+    `arm`: queues to announce as idle. `turn`: queues to ask the sweep for, `sweep_period` apart. `observe`: look
+    at the sequence afterwards. `meanwhile` is called when all is sent, before the wait for the answers.
+    """
+
+    results: Results
+    wishes: Sequence[Wish] = ()
+    lane_wish: LaneWish | None = None
+    route_floors: Mapping[str, int] = field(default_factory=dict)
+    observe: bool = False
+    arm: Sequence[str] = ()
+    turn: Sequence[str] = ()
+    sweep_period: timedelta = timedelta(seconds=0.25)
+    meanwhile: Callable[[], None] | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Outcomes:
     """What a round brought.
@@ -105,6 +125,30 @@ class Outcomes:
     lanes_released: bool = False
 
 
+@dataclass(slots=True)
+class _Sent:
+    """The statements of a round that are under way."""
+
+    acked: Pending[list[int] | None] | None = None
+    ends: list[tuple[list[int], Pending[list[int]]]] = field(default_factory=list)
+    claimed: list[Pending[Answer]] = field(default_factory=list)
+    lanes: Pending[list[Claimed]] | None = None
+    routed: Pending[list[Row]] | None = None
+    turned: Pending[list[str]] | None = None
+    seen: Pending[Observation] | None = None
+
+    def read(self) -> Outcomes:
+        """Read what was claimed and seen."""
+        return Outcomes(
+            answers=[pending.result() for pending in self.claimed],
+            lane_jobs=self.lanes.result() if self.lanes else [],
+            routed=self.routed.result() if self.routed else [],
+            observation=self.seen.result() if self.seen else None,
+            sweep=self.turned.result() if self.turned else [],
+            lanes_released=True,
+        )
+
+
 class Rounds:
     """Runs rounds on one connection."""
 
@@ -118,99 +162,30 @@ class Rounds:
         #: Claims whose commit is unknown (the connection broke): missing rows are no lost leases then.
         self.unsure: set[int] = set()
 
-    def run(
-        self,
-        results: Results,
-        wishes: Sequence[Wish] = (),
-        *,
-        route_floors: dict[str, int],
-        lane_wish: LaneWish | None = None,
-        observe: bool = False,
-        arm: Sequence[str] = (),
-        turn: Sequence[str] = (),
-        sweep_period: timedelta = timedelta(seconds=0.25),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Outcomes:
-        """Write the results and claim.
-
-        `arm`: queues to announce as idle; `turn`: queues to ask the sweep for; `meanwhile` is called when all is
-        ready to go, before the wait for the answers.
-        """
-        out = Outcomes()
-        finishes: list[tuple[list[int], Pending[list[int]]]] = []
-        acked: Pending[list[int] | None] | None = None
-        turned: Pending[list[str]] | None = None
-        claimed: list[Pending[Answer]] = []
-        lanes: Pending[list[Claimed]] | None = None
-        routed: Pending[list[Row]] | None = None
-        seen: Pending[Observation] | None = None
+    def run(self, plan: Plan) -> Outcomes:
+        """Write the results and claim."""
+        sent = _Sent()
         try:
             with Pipeline(self.connection) as p:
-                if lane_wish:
+                if plan.lane_wish:
                     p.begin()
-                    routed = p.send(route(route_floors))
+                    sent.routed = p.send(route(plan.route_floors))
                     p.commit()
-                if arm:
+                if plan.arm:
                     p.begin()
                     p.run("SET LOCAL synchronous_commit = off")
-                    p.send(idle(arm))
+                    p.send(idle(plan.arm))
                     p.commit()
-                if results or wishes or lane_wish or turn:
-                    p.begin()
-                    p.run("SET LOCAL lock_timeout = '250ms'")
-                    if results.done:
-                        acked = p.send(ack(results.done))
-                    finishes = self._send_ends(p, results.ended)
-                    for wish in wishes:
-                        claimed.append(
-                            p.send(
-                                claim(
-                                    wish.scope,
-                                    wish.starts,
-                                    wish.n,
-                                    self._leases.new(),
-                                    self._visibility,
-                                    route_floors,
-                                )
-                            )
-                        )
-                    if lane_wish:
-                        lanes = p.send(
-                            lane_claim(
-                                lane_wish.scope,
-                                lane_wish.starts,
-                                lane_wish.lanes,
-                                lane_wish.depth,
-                                lane_wish.total,
-                                self._leases.new(),
-                                self._visibility,
-                            )
-                        )
-                    for (lease, wait), holds in _by_lease(results.lanes).items():
-                        p.send(lane_release(holds, lease, wait))
-                    if turn:
-                        turned = p.send(sweep_turn(turn, sweep_period))
-                    p.commit()
-                if observe:
-                    seen = p.send(horizon())
-                if meanwhile is not None:
-                    meanwhile()
+                if plan.results or plan.wishes or plan.lane_wish or plan.turn:
+                    self._send_work(p, plan, sent)
+                if plan.observe:
+                    sent.seen = p.send(horizon())
+                if plan.meanwhile is not None:
+                    plan.meanwhile()
         except pg.LockNotAvailable:
-            return self._around_locks(results)
-        out.lanes_released = True
-        out.answers = [pending.result() for pending in claimed]
-        out.lane_jobs = lanes.result() if lanes else []
-        out.routed = routed.result() if routed else []
-        out.observation = seen.result() if seen else None
-        out.sweep = turned.result() if turned else []
-        if acked is not None:
-            ours = acked.result()
-            ids = [c.id for c in results.done]
-            if ours is None:
-                out.finished.update(ids)
-            else:
-                self._missing(ids, ours, out)
-        self._settle(results, finishes, out)
+            return self._around_locks(plan.results)
+        out = sent.read()
+        self._settle(plan.results, sent, out)
         return out
 
     def sweep(
@@ -256,6 +231,29 @@ class Rounds:
         with Pipeline(self.connection) as p:
             p.send(postpone(queues, wait))
 
+    def _send_work(self, p: Pipeline, plan: Plan, sent: _Sent) -> None:
+        """Send the one transaction that writes results and claims; the order within it is part of the protocol."""
+        p.begin()
+        p.run("SET LOCAL lock_timeout = '250ms'")
+        if plan.results.done:
+            sent.acked = p.send(ack(plan.results.done))
+        sent.ends = self._send_ends(p, plan.results.ended)
+        for wish in plan.wishes:
+            statement = claim(
+                wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, plan.route_floors
+            )
+            sent.claimed.append(p.send(statement))
+        if (lanes := plan.lane_wish) is not None:
+            size = LaneSize(lanes=lanes.lanes, depth=lanes.depth, total=lanes.total)
+            sent.lanes = p.send(
+                lane_claim(lanes.scope, lanes.starts, size, self._leases.new(), self._visibility)
+            )
+        for (lease, wait), holds in _by_lease(plan.results.lanes).items():
+            p.send(lane_release(holds, lease, wait))
+        if plan.turn:
+            sent.turned = p.send(sweep_turn(plan.turn, plan.sweep_period))
+        p.commit()
+
     def _send_ends(
         self, p: Pipeline, ended: Sequence[tuple[Claimed, Outcome]]
     ) -> list[tuple[list[int], Pending[list[int]]]]:
@@ -279,15 +277,17 @@ class Rounds:
             sent.append(([c.id for c in dropped], p.send(drop(dropped))))
         return sent
 
-    def _settle(
-        self, results: Results, finishes: list[tuple[list[int], Pending[list[int]]]], out: Outcomes
-    ) -> None:
-        for ids, pending in finishes:
-            ours = pending.result()
-            if len(ours) == len(ids):
+    def _settle(self, results: Results, sent: _Sent, out: Outcomes) -> None:
+        """Tell, result by result, whether it was written."""
+        if sent.acked is not None:
+            ids = [c.id for c in results.done]
+            ours = sent.acked.result()
+            if ours is None:
                 out.finished.update(ids)
             else:
                 self._missing(ids, ours, out)
+        for ids, pending in sent.ends:
+            self._missing(ids, pending.result(), out)
         self._tell_locked(results, out)
 
     def _missing(self, ids: Sequence[int], ours: Sequence[int], out: Outcomes) -> None:
@@ -312,20 +312,15 @@ class Rounds:
         out.finished |= gone
 
     def _around_locks(self, results: Results) -> Outcomes:
-        """Write the results, passing rows that somebody has locked; claim nothing."""
-        out = Outcomes()
-        acked: Pending[list[int] | None] | None = None
+        """Write the results, passing rows that somebody has locked; claim nothing, give no lane back."""
+        out, sent = Outcomes(), _Sent()
         with Pipeline(self.connection) as p:
             p.begin()
             if results.done:
-                acked = p.send(ack(results.done, skip=True))
-            finishes = self._send_ends(p, results.ended)
+                sent.acked = p.send(ack(results.done, skip=True))
+            sent.ends = self._send_ends(p, results.ended)
             p.commit()
-        if acked is not None:
-            ours = acked.result()
-            ids = [c.id for c in results.done]
-            self._missing(ids, ids if ours is None else ours, out)
-        self._settle(results, finishes, out)
+        self._settle(results, sent, out)
         return out
 
 
