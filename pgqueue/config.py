@@ -32,6 +32,20 @@ class WorkerSettings:
     depth_every: float = 15.0
 
     def __post_init__(self) -> None:
+        self._check_queues()
+        self._check_reserved()
+        for name, value, low, high, unit in (
+            ("concurrency", self.concurrency, 1, 10_000, ""),
+            ("prefetch", self.prefetch or 0, 0, 5_000, ""),
+            ("visibility", self.visibility, 1.0, 3_600.0, " s"),
+            ("poll", self.poll, 0.01, 60.0, " s"),
+            ("grace", self.grace, 0.0, 86_400.0, " s"),
+            ("sweep", self.sweep, 0.05, 30.0, " s"),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{name}: {value:g}{unit} is not between {low:g} and {high:g}{unit}")
+
+    def _check_queues(self) -> None:
         if not self.queues:
             raise ConfigError("queues: name at least one, e.g. --queues critical,default,bulk")
         if len(set(self.queues)) != len(self.queues):
@@ -39,26 +53,17 @@ class WorkerSettings:
         for queue in self.queues:
             if not queue.strip() or len(queue.encode()) > 200:
                 raise ConfigError(f"queues: {queue[:40]!r} is blank or longer than 200 bytes")
-        if not 1 <= self.concurrency <= 10_000:
-            raise ConfigError(f"concurrency: {self.concurrency} is not between 1 and 10000")
-        if self.prefetch is not None and not 0 <= self.prefetch <= 5_000:
-            raise ConfigError(f"prefetch: {self.prefetch} is not between 0 and 5000")
-        for name, value, low, high in (
-            ("visibility", self.visibility, 1.0, 3_600.0),
-            ("poll", self.poll, 0.01, 60.0),
-            ("grace", self.grace, 0.0, 86_400.0),
-            ("sweep", self.sweep, 0.05, 30.0),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{name}: {value:g} s is not between {low:g} and {high:g} s")
+
+    def _check_reserved(self) -> None:
         for queue, slots in self.reserved.items():
             if queue not in self.queues:
                 raise ConfigError(f"queues: {queue!r} has a reserved slot but is not served")
             if slots < 1:
                 raise ConfigError(f"queues: {queue}={slots} reserves no slot")
-        if sum(self.reserved.values()) >= self.concurrency and self.reserved:
+        if self.reserved and sum(self.reserved.values()) >= self.concurrency:
             raise ConfigError(
-                f"queues: {sum(self.reserved.values())} reserved slots leave none of {self.concurrency} for the other queues"
+                f"queues: {sum(self.reserved.values())} reserved slots leave none of {self.concurrency} "
+                "for the other queues"
             )
 
 

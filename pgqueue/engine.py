@@ -108,21 +108,27 @@ class Engine:
                     break
             if self._trouble.active and time.monotonic() < self._retry_at:
                 more = False
-                continue
-            try:
-                more = self._turn()
-            except psycopg.Error as error:
-                self._failed(error)
-                more = False
-                if self.abandoning.is_set():
-                    break  # no database to give the jobs back to: their leases run out
+            elif (went := self._try()) is not None:
+                more = went
+            elif self.abandoning.is_set():
+                break  # no database to give the jobs back to: their leases run out
             else:
-                self.alive_at = time.monotonic()
-                if (seconds := self._trouble.over()) is not None:
-                    self._bus.emit(LoopRecovered(loop="claim", seconds=seconds))
+                more = False
         if self._rounds is not None:
             self._rounds.connection.close()
         self.stopped.set()
+
+    def _try(self) -> bool | None:
+        """Do one round; tell whether to go on without waiting, None if the database failed it."""
+        try:
+            more = self._turn()
+        except psycopg.Error as error:
+            self._failed(error)
+            return None
+        self.alive_at = time.monotonic()
+        if (seconds := self._trouble.over()) is not None:
+            self._bus.emit(LoopRecovered(loop="claim", seconds=seconds))
+        return more
 
     def _pause(self) -> float:
         """Return how long to wait for news."""

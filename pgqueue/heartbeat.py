@@ -24,8 +24,8 @@ def heartbeat(claims: Sequence[Claim], visibility: timedelta) -> Statement[list[
 def lane_heartbeat(lanes: Sequence[tuple[str, str, int]], visibility: timedelta) -> Statement[None]:
     """Extend (queue, key, lease) lanes, never below the deadline of a job in them."""
     params = {
-        "queues": [q for q, _, _ in lanes], "keys": [k for _, k, _ in lanes], "leases": [lease for _, _, lease in lanes],
-        "visibility": visibility,
+        "queues": [queue for queue, _, _ in lanes], "keys": [key for _, key, _ in lanes],
+        "leases": [lease for _, _, lease in lanes], "visibility": visibility,
     }  # fmt: skip
     return Statement(_SQL["lane_heartbeat"], params, nothing)
 

@@ -95,7 +95,9 @@ class Intake:
             self._looked_whole_at = now
             self._lane_floors = [0] * len(self._lane_floors)
         wish = self._wish(levels, lanes, self._lane_floors)
-        return LaneWish(levels=levels, scope=wish.scope, starts=wish.starts, lanes=lanes, depth=depth, total=total)
+        return LaneWish(
+            levels=levels, scope=wish.scope, starts=wish.starts, lanes=lanes, depth=depth, total=total
+        )
 
     def sweep_wish(self, queues: Collection[str], n: int) -> Wish:
         """Return a claim of these queues from their start, or from where the last sweep's window ended."""
@@ -163,7 +165,7 @@ class Intake:
         self._hand.held.update(zip(map(_ID, jobs), jobs, strict=True))
         self._bus.emit(JobsClaimed(count=len(jobs), recovered=recovered))
         if self._tasks is None and len(self._settings.queues) == 1 and not any(map(_EXTRA, jobs)):
-            self._put(False, self._settings.queues[0], cast("list[Item]", jobs))
+            self._put(self._threads, self._settings.queues[0], cast("list[Item]", jobs))
             return
         runners, levels = self._runners, self._levels
         shelves: dict[tuple[bool, str], list[Item]] = {}
@@ -173,14 +175,16 @@ class Intake:
             else:
                 shelves.setdefault((runners[job.name].kind.is_async, levels[job.level][0]), []).append(job)
         for (is_async, queue), items in shelves.items():
-            self._put(is_async, queue, items)
+            self._put(self._slots(is_async=is_async), queue, items)
 
     def dispatch(self, lane: LaneHold) -> None:
         """Put a lane on the shelf of the slots that run its next job."""
-        self._put(self._runners[lane.jobs[0].name].kind.is_async, lane.queue, [lane])
+        self._put(self._slots(is_async=self._runners[lane.jobs[0].name].kind.is_async), lane.queue, [lane])
 
-    def _put(self, is_async: bool, queue: str, items: list[Item]) -> None:
-        slots = self._tasks if is_async and self._tasks is not None else self._threads
+    def _slots(self, *, is_async: bool) -> ThreadSlots | TaskSlots:
+        return self._tasks if is_async and self._tasks is not None else self._threads
+
+    def _put(self, slots: ThreadSlots | TaskSlots, queue: str, items: list[Item]) -> None:
         slots.shelf.put(queue, items)
         self._to_wake.append((slots, self._quota.slots_for(len(items))))
 

@@ -15,7 +15,7 @@ is rolled back. Statements are prepared from the first use: these loops run few 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Generic, LiteralString, TypeVar
+from typing import Any, Generic, LiteralString, Self, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -47,7 +47,7 @@ class Pipeline:
         self._prepare = prepare
         self._pipeline = connection.pipeline()
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         self._pipeline.__enter__()
         return self
 

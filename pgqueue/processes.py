@@ -8,18 +8,24 @@ handler is found in the child by importing its module: it must be a plain functi
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final
 
 from pgqueue.app import App, JobType
 from pgqueue.errors import ConfigError
-from pgqueue.job import Claimed, Outcome
+from pgqueue.job import Claimed, Outcome, Released
 from pgqueue.run import Runner
+
+#: Seconds a child may take to start and to import the handler's module.
+STARTUP: Final = 60.0
+BEGUN: Final = "begun"
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -35,7 +41,8 @@ class Children:
         self._idle: deque[Child] = deque()
         self._all: set[Child] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        #: Set at the end of the grace period: whatever ends from here on was killed by us.
+        self.closed = False
 
     def take(self) -> Child:
         """Return an idle child, or start one."""
@@ -46,7 +53,7 @@ class Children:
                 child = Child()
                 with self._lock:
                     self._all.add(child)
-                if self._closed:
+                if self.closed:
                     child.kill()
                 return child
             if child.alive:
@@ -54,15 +61,15 @@ class Children:
 
     def give(self, child: Child) -> None:
         """Take a child back after its job."""
-        if child.alive and not self._closed:
+        if child.alive and not self.closed:
             self._idle.append(child)
         else:
             with self._lock:
                 self._all.discard(child)
 
     def close(self) -> None:
-        """Kill all children, idle or at work."""
-        self._closed = True
+        """Kill all children, idle or at work: the jobs of the latter are given back."""
+        self.closed = True
         with self._lock:
             for child in self._all:
                 child.kill()
@@ -73,9 +80,11 @@ class Child:
 
     def __init__(self) -> None:
         self._pipe, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+        self._process = _spawn.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        #: Monotonic time at which the handler began; start-up and imports do not count against its time.
+        self.began = math.inf
 
     @property
     def alive(self) -> bool:
@@ -86,7 +95,12 @@ class Child:
         """Run one job in the child; raises ChildDied if the child ends before it answers."""
         try:
             self._pipe.send((module, qualname, tuple(claimed), queue, priority))
-            answer: Outcome = self._pipe.recv()
+            if not self._pipe.poll(STARTUP):
+                self.kill()
+            answer: Any = self._pipe.recv()
+            if answer == BEGUN:
+                self.began = time.monotonic()
+                answer = self._pipe.recv()
         except (EOFError, OSError) as error:
             self._process.join(5.0)
             code = self._process.exitcode
@@ -96,7 +110,10 @@ class Child:
                 else f"exit code {code}"
             )
             raise ChildDied(f"the child process of the handler ended with {how}") from error
-        return answer
+        finally:
+            self.began = math.inf
+        outcome: Outcome = answer
+        return outcome
 
     def kill(self) -> None:
         """Kill the process at once."""
@@ -129,10 +146,15 @@ class ProcessRunner(Runner):
         try:
             return child.call(*self._where, claimed, *self._levels[claimed.level])
         except ChildDied as error:
-            return self.failed(claimed, job, error)
+            return Released() if self._children.closed else self.failed(claimed, error)
         finally:
             self.at_work.pop(claimed.id, None)
             self._children.give(child)
+
+    def began(self, job_id: int) -> float:
+        """Return the monotonic time at which the handler of this job began; math.inf before."""
+        child = self.at_work.get(job_id)
+        return math.inf if child is None else child.began
 
     def kill(self, job_id: int) -> None:
         """Kill the child that runs this job."""
@@ -140,9 +162,11 @@ class ProcessRunner(Runner):
             child.kill()
 
 
-def _serve(pipe: Connection, parent: int) -> None:
+def _serve(pipe: Connection) -> None:
     """Answer jobs until the pipe closes. Runs in the child."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # both may reach the whole group; the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     runners: dict[tuple[str, str], Runner] = {}
     while True:
         try:
@@ -154,12 +178,19 @@ def _serve(pipe: Connection, parent: int) -> None:
             runner = runners.get((module, qualname))
             if runner is None:
                 runner = runners[module, qualname] = Runner(_find(module, qualname))
-        except Exception as error:  # the module may raise anything while it is imported
+        except Exception as error:  # noqa: BLE001  the module may raise anything while it is imported
             pipe.send(_unimportable(claimed, error))
             continue
+        pipe.send(BEGUN)
         pipe.send(runner.call(claimed, runner.context(claimed, queue, priority)))
-        if os.getppid() != parent:
-            return
+
+
+def _end_with_parent() -> None:
+    """End this child as soon as its parent is gone: soon another worker runs the job."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _find(module: str, qualname: str) -> JobType[Any]:
@@ -174,4 +205,4 @@ def _find(module: str, qualname: str) -> JobType[Any]:
 def _unimportable(claimed: Claimed, error: Exception) -> Outcome:
     def nothing() -> None: ...
 
-    return Runner(App().job(claimed.name)(nothing)).failed(claimed, None, error)
+    return Runner(App().job(claimed.name)(nothing)).failed(claimed, error)

@@ -143,7 +143,7 @@ class Pulse:
             standing = p.send(heartbeat(held, self._visibility))
             if lanes := list(self._hand.lanes):
                 p.send(lane_heartbeat(lanes, self._visibility))
-        self._monitor.lost(set(c.id for c in held).difference(standing.result()))
+        self._monitor.lost({c.id for c in held}.difference(standing.result()))
 
     def _promote(self, connection: psycopg.Connection[Any]) -> None:
         now = time.monotonic()
@@ -190,7 +190,7 @@ class Pulse:
                     in_flight=d.in_flight,
                     blocked=d.blocked,
                     oldest_ready_s=d.oldest_ready_s,
-                )  # fmt: skip
+                )
             )
 
     def _listen(self) -> None:

@@ -21,6 +21,7 @@ from pgqueue.app import JobType
 from pgqueue.backoff import Backoff
 from pgqueue.errors import BadOption, Cancelled, Permanent, Retry, Snooze
 from pgqueue.job import Buried, Claimed, Done, Dropped, Failure, Job, Outcome, Retried, Snoozed
+from pgqueue.payload import misfit
 
 MESSAGE_LIMIT = 4_000
 TRACEBACK_LIMIT = 16_000
@@ -55,8 +56,8 @@ class Runner:
             else:
                 arguments, named = self.arguments(claimed, job)
                 Context().run(self._handler, *arguments, **named)
-        except BaseException as error:  # a handler may raise anything, SystemExit too; it becomes the outcome
-            return self.failed(claimed, job, error)
+        except BaseException as error:  # noqa: BLE001  a handler may raise anything; it becomes the outcome
+            return self.failed(claimed, error)
         return DONE
 
     def arguments(self, claimed: Claimed, job: Job | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -83,7 +84,7 @@ class Runner:
         own = own_policy(claimed).get("timeout_s")
         return float(own) if own is not None else self.limit
 
-    def failed(self, claimed: Claimed, job: Job | None, error: BaseException) -> Outcome:
+    def failed(self, claimed: Claimed, error: BaseException) -> Outcome:
         """Decide what an error of the handler means."""
         match error:
             case Snooze():
@@ -91,7 +92,7 @@ class Runner:
             case Permanent():
                 return Buried(reason="permanent", failure=failure_of(error))
             case Undecodable():
-                return Buried(reason="undecodable", failure=failure_of(error.problem))
+                return Buried(reason="undecodable", failure=error.failure())
             case Cancelled():
                 return Dropped()
             case Retry(after=after) if after is not None:
@@ -142,6 +143,11 @@ class Undecodable(Exception):
         self.problem = problem
         super().__init__(str(problem))
 
+    def failure(self) -> Failure:
+        """Describe it without the values of the payload, which may be anybody's secrets."""
+        what = misfit(self.problem) if isinstance(self.problem, ValueError) else str(self.problem)
+        return Failure(error_type=type(self.problem).__qualname__, message=safe(what)[:MESSAGE_LIMIT])
+
 
 def own_policy(claimed: Claimed) -> dict[str, Any]:
     """Return what the row says for itself; empty for a plain job."""
@@ -157,11 +163,11 @@ def failure_of(error: BaseException) -> Failure:
     """Describe an error in texts that Postgres can store: capped, no NUL, no lone surrogate, no local variables."""
     try:
         message = str(error)
-    except Exception:  # __str__ of a foreign error may fail
+    except Exception:  # noqa: BLE001  __str__ of a foreign error may fail
         message = "(its message could not be read)"
     try:
         trace = "".join(traceback.format_exception(error))
-    except Exception:  # as above, for the errors it was raised from
+    except Exception:  # noqa: BLE001  as above, for the errors it was raised from
         trace = ""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextvars import Context
-from typing import Any
+from typing import Any, cast
 
 from pgqueue.errors import Cancelled
 from pgqueue.hand import Hand, Running
@@ -82,7 +82,8 @@ class TaskSlots:
     def cancel_all(self) -> None:
         """Cancel the handlers that still run: at the end of the grace period."""
         self._abandon = True
-        self._loop.call_soon_threadsafe(lambda: [self._strike(t, at) for t, at in list(self._at.items())])
+        for task, at in list(self._at.items()):
+            self._cancel(task, at)
 
     def close(self) -> None:
         """End the event loop, and with it whatever tasks the handlers left behind."""
@@ -158,8 +159,7 @@ class TaskSlots:
         runner = self._runners[claimed.name]
         plain = claimed.extra is None
         job = None if runner.plain else runner.context(claimed, *self._levels[claimed.level])
-        task = asyncio.current_task()
-        assert task is not None
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         started = time.monotonic()
         at = self._at[task] = object()
         hand.running[claimed.id] = Running(
@@ -187,13 +187,13 @@ class TaskSlots:
             await Isolated(runner.kind.handler(*arguments, **named))
         except asyncio.CancelledError as error:
             if at not in self._struck:  # the handler's own doing: a failure like any other
-                return runner.failed(claimed, job, error)
+                return runner.failed(claimed, error)
             if self._abandon or claimed.id not in self._hand.cancelled:
                 return Released()
-            return runner.failed(claimed, job, Cancelled("the job was cancelled"))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return runner.failed(claimed, Cancelled("the job was cancelled"))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
             # A handler may raise anything; it becomes the outcome. The last two would end the event loop.
-            return runner.failed(claimed, job, error)
+            return runner.failed(claimed, error)
         return DONE
 
     def _cancel(self, task: asyncio.Task[None], at: object) -> None:
@@ -221,7 +221,7 @@ class Isolated:
             while True:
                 try:
                     value = yield waiting
-                except BaseException as error:  # cancellation and errors belong to the handler's coroutine
+                except BaseException as error:  # noqa: BLE001  cancellation and errors belong to the handler's coroutine
                     waiting = context.run(coroutine.throw, error)
                 else:
                     waiting = context.run(coroutine.send, value)

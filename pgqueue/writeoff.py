@@ -19,8 +19,13 @@ T = TypeVar("T")
 _ID = attrgetter("id")
 
 _WORDS = {
-    "Done": "ok", "Retried": "retry", "Buried": "dead", "Snoozed": "snooze", "Dropped": "cancelled", "Released": "released",
-}  # fmt: skip
+    "Done": "ok",
+    "Retried": "retry",
+    "Buried": "dead",
+    "Snoozed": "snooze",
+    "Dropped": "cancelled",
+    "Released": "released",
+}
 
 
 class WriteOff:
@@ -137,7 +142,7 @@ class WriteOff:
                 seconds=ended.seconds,
                 error=f"{failure.error_type}: {failure.message}" if failure else None,
                 delay=outcome.delay if isinstance(outcome, Retried | Snoozed) else None,
-            )  # fmt: skip
+            )
         )
 
 
