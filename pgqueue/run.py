@@ -154,6 +154,11 @@ def own_policy(claimed: Claimed) -> dict[str, Any]:
     return json.loads(claimed.extra) if claimed.extra else {}
 
 
+def cancelled(claimed: Claimed) -> bool:
+    """Tell whether somebody had cancelled the job before it was claimed."""
+    return own_policy(claimed).get("cancelled") is True
+
+
 def expired(claimed: Claimed) -> bool:
     """Tell whether the job's time had run out when it was claimed."""
     return bool(claimed.extra) and own_policy(claimed).get("expired") is True

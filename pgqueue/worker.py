@@ -68,6 +68,7 @@ class Worker:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._threads: list[threading.Thread] = []
         self._draining = threading.Event()
+        self._ended: bool | None = None
 
     def start(self) -> None:
         """Check the schema, declare the job types, start the threads; returns at once.
@@ -140,14 +141,19 @@ class Worker:
         True if every handler ended. False if some still run in threads: their jobs are already given back, so the
         process should end at once (`os._exit`).
         """
+        if self._ended is not None:
+            return self._ended
         self.drain()
         ended = self._engine.stopped.wait(self.settings.grace if grace is None else grace)
         if not ended:
             if self._tasks is not None:
                 self._tasks.cancel_all()
-            still = dict(self._hand.running)
-            cancellable = any(r.cancel is not None for r in still.values())
-            ended = self._engine.stopped.wait(1.0) if cancellable else False
+            self._children.close()
+            stoppable = any(
+                r.cancel is not None or self._app.types[r.claimed.name].is_process
+                for r in list(self._hand.running.values())
+            )
+            ended = self._engine.stopped.wait(1.0) if stoppable else False
             if not ended:
                 self._engine.abandoning.set()
                 self._hand.wake.set()
@@ -159,6 +165,7 @@ class Worker:
             self._tasks.close()
         self._unregister()
         self.bus.emit(WorkerStopped(released=self._write_off.released))
+        self._ended = ended
         return ended
 
     def join(self, timeout: float | None = None) -> bool:

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(predicate: Callable[[], T], timeout: float = 10.0, *, look: float = 0.02) -> T:
+def eventually(predicate: Callable[[], T | None], timeout: float = 10.0, *, look: float = 0.02) -> T:
     """Call the predicate until it returns something true, and return that; fail when the time is over."""
     deadline = time.monotonic() + timeout
     while True:
