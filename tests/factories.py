@@ -7,10 +7,10 @@ own times.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 
@@ -22,6 +22,7 @@ from pgqueue.statement import Statement
 from pgqueue.worker import connect
 
 T = TypeVar("T")
+Connection = psycopg.Connection[Any]
 
 QUEUE = "default"
 NAME = "work"
@@ -40,7 +41,7 @@ SELECT to_jsonb(j) - 'payload' FROM pgqueue.job j WHERE j.id = %s
 
 
 def enqueue(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     n: int = 1,
     *,
     name: str = NAME,
@@ -93,7 +94,18 @@ def buried(reason: str = "permanent") -> Buried:
     return Buried(reason=reason, failure=BROKEN)
 
 
-def lose(connection: psycopg.Connection[Any], jobs: Sequence[int]) -> None:
+def wipe(dsn: str) -> str:
+    """Empty every table of jobs, so that tests of one file can share a database; return its DSN."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "TRUNCATE pgqueue.job, pgqueue.job_type, pgqueue.queue, pgqueue.lane, pgqueue.dedup, pgqueue.effect,"
+            " pgqueue.worker, pgqueue.job_signal, pgqueue.attempt_log, pgqueue.dead_job, pgqueue.tally,"
+            " pgqueue.tally_minute, pgqueue.depth_sample"
+        )
+    return dsn
+
+
+def lose(connection: Connection, jobs: Sequence[int]) -> None:
     """Let the leases of these jobs, and of the lanes of their keys, run out."""
     connection.execute(
         "UPDATE pgqueue.lane l SET deadline = clock_timestamp() - interval '1 s' FROM pgqueue.job j "
@@ -106,7 +118,7 @@ def lose(connection: psycopg.Connection[Any], jobs: Sequence[int]) -> None:
     )
 
 
-def fall_due(connection: psycopg.Connection[Any], jobs: Sequence[int]) -> None:
+def fall_due(connection: Connection, jobs: Sequence[int]) -> None:
     """Let the delays of these jobs end."""
     connection.execute(
         "UPDATE pgqueue.job SET run_at = clock_timestamp() - interval '1 s' WHERE id = ANY (%s) AND run_at IS NOT NULL",
@@ -114,13 +126,13 @@ def fall_due(connection: psycopg.Connection[Any], jobs: Sequence[int]) -> None:
     )
 
 
-def row(connection: psycopg.Connection[Any], job_id: int) -> dict[str, Any] | None:
+def row(connection: Connection, job_id: int) -> dict[str, Any] | None:
     """Return the columns of a job, None if its row is gone."""
     found = connection.execute(ROW, [job_id]).fetchone()
     return dict(found[0]) if found else None
 
 
-def state(connection: psycopg.Connection[Any]) -> str:
+def state(connection: Connection) -> str:
     """Return everything the finish verbs can change, as one text to compare."""
     found = connection.execute(
         "SELECT jsonb_build_object('job', (SELECT jsonb_agg(j ORDER BY j.id) FROM pgqueue.job j),"
@@ -133,6 +145,28 @@ def state(connection: psycopg.Connection[Any]) -> str:
     return str(found[0])
 
 
+def explain(connection: Connection, statement: Statement[Any]) -> dict[str, Any]:
+    """Execute a statement under EXPLAIN; return its plan, with rows, buffers and WAL."""
+    found = connection.execute(
+        f"EXPLAIN (ANALYZE, BUFFERS, WAL, FORMAT JSON) {statement.query.text}".encode(),
+        dict(statement.params),
+    ).fetchone()
+    assert found
+    return dict(found[0][0]["Plan"])
+
+
+def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Walk a plan."""
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def buffers(plan: Mapping[str, Any]) -> int:
+    """Count the shared buffers that a plan touched."""
+    return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+
 class Holder:
     """One worker's connection, in autocommit mode and with a worker's settings."""
 
@@ -140,7 +174,7 @@ class Holder:
         self.connection = connect(dsn, f"test {nonce}")
         self.leases = Leases(nonce)
 
-    def __enter__(self) -> Holder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -181,7 +215,9 @@ class Holder:
             )
         )  # fmt: skip
 
-    def claim(self, n: int = 500, *, of: Scope | None = None, visibility: timedelta = MINUTE) -> list[Claimed]:
+    def claim(
+        self, n: int = 500, *, of: Scope | None = None, visibility: timedelta = MINUTE
+    ) -> list[Claimed]:
         """Claim fresh jobs under a new lease; return them in order."""
         return self.answer(n, of=of, visibility=visibility).jobs
 
@@ -207,13 +243,21 @@ class Holder:
         self.run(route(dict.fromkeys(queues or (QUEUE,), 0)))
 
     def lanes(
-        self, lanes: int = 100, depth: int = 1, *, of: Scope | None = None, visibility: timedelta = MINUTE
+        self,
+        lanes: int = 100,
+        depth: int = 1,
+        *,
+        total: int = 500,
+        of: Scope | None = None,
+        visibility: timedelta = MINUTE,
+        routing: bool = True,
     ) -> list[Claimed]:
         """Route, then claim lanes and jobs of them; return the jobs by id."""
         of = of or scope()
-        self.route(*dict.fromkeys(of.queues))
+        if routing:
+            self.route(*dict.fromkeys(of.queues))
         found = self.run(
-            lane_claim(of, [0] * len(of.queues), lanes, depth, self.leases.new(), visibility)
+            lane_claim(of, [0] * len(of.queues), lanes, depth, total, self.leases.new(), visibility)
         )
         return sorted(found, key=lambda job: job.id)
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from pgqueue.finish import Failed, ack, bury, drop, release, retry, snooze, still_mine
@@ -14,7 +13,21 @@ from pgqueue.heartbeat import heartbeat
 from pgqueue.job import Buried, Claimed, Failure
 from pgqueue.run import failure_of
 from pgqueue.statement import Statement
-from tests.factories import MINUTE, Holder, buried, enqueue, ids, lose, retried, row, state, token
+from tests.factories import (
+    MINUTE,
+    Connection,
+    Holder,
+    buried,
+    enqueue,
+    ids,
+    lose,
+    retried,
+    row,
+    state,
+    token,
+    wipe,
+)
+from tests.server import Server
 
 Verb = Callable[[Claimed], Statement[Any]]
 
@@ -30,6 +43,18 @@ VERBS: dict[str, Verb] = {
 FENCED: dict[str, Verb] = {**VERBS, "heartbeat": lambda c: heartbeat([token(c)], MINUTE)}
 
 
+@pytest.fixture(scope="module")
+def database(server: Server) -> Iterator[str]:
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(database: str) -> str:
+    return wipe(database)
+
+
 @pytest.fixture
 def a(dsn: str) -> Iterator[Holder]:
     with Holder(dsn, 1) as holder:
@@ -42,7 +67,7 @@ def b(dsn: str) -> Iterator[Holder]:
         yield holder
 
 
-def one(conn: psycopg.Connection[Any], query: str, *params: object) -> Any:
+def one(conn: Connection, query: str, *params: object) -> Any:
     found = conn.execute(query, params).fetchone()  # type: ignore[call-overload]
     conn.commit()
     return found[0] if found else None
@@ -50,7 +75,7 @@ def one(conn: psycopg.Connection[Any], query: str, *params: object) -> Any:
 
 @pytest.mark.parametrize("verb", FENCED.values(), ids=FENCED)
 def test_a_claim_that_was_lost_changes_nothing_whatever_became_of_the_job(
-    conn: psycopg.Connection[Any], a: Holder, b: Holder, verb: Verb
+    conn: Connection, a: Holder, b: Holder, verb: Verb
 ) -> None:
     """Peer reports: a stale attempt discarded, revived or acknowledged a job that somebody else held or had ended."""
     taken, acked, released, waiting, dead = enqueue(conn, 5)
@@ -73,7 +98,7 @@ def test_a_claim_that_was_lost_changes_nothing_whatever_became_of_the_job(
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_a_claim_ends_once(conn: psycopg.Connection[Any], a: Holder, verb: Verb) -> None:
+def test_a_claim_ends_once(conn: Connection, a: Holder, verb: Verb) -> None:
     enqueue(conn)
     conn.commit()
     (job,) = a.claim()
@@ -85,7 +110,7 @@ def test_a_claim_ends_once(conn: psycopg.Connection[Any], a: Holder, verb: Verb)
 
 
 def test_ack_deletes_the_rows_it_holds_and_names_them_if_some_were_lost(
-    conn: psycopg.Connection[Any], a: Holder, b: Holder
+    conn: Connection, a: Holder, b: Holder
 ) -> None:
     first, second, third = enqueue(conn, 3)
     conn.commit()
@@ -100,7 +125,7 @@ def test_ack_deletes_the_rows_it_holds_and_names_them_if_some_were_lost(
     assert a.run(ack(jobs)) == []
 
 
-def test_an_expired_claim_that_nobody_took_still_counts(conn: psycopg.Connection[Any], a: Holder) -> None:
+def test_an_expired_claim_that_nobody_took_still_counts(conn: Connection, a: Holder) -> None:
     (job_id,) = enqueue(conn)
     conn.commit()
     jobs = a.claim()
@@ -111,7 +136,7 @@ def test_an_expired_claim_that_nobody_took_still_counts(conn: psycopg.Connection
     assert row(conn, job_id) is None
 
 
-def test_release_keeps_the_place_and_gives_the_attempt_back(conn: psycopg.Connection[Any], a: Holder) -> None:
+def test_release_keeps_the_place_and_gives_the_attempt_back(conn: Connection, a: Holder) -> None:
     first, second = enqueue(conn, 2)
     conn.commit()
     before = row(conn, first)
@@ -128,7 +153,7 @@ def test_release_keeps_the_place_and_gives_the_attempt_back(conn: psycopg.Connec
     assert [job.attempt for job in again] == [1, 1]
 
 
-def test_snooze_waits_and_gives_the_attempt_back(conn: psycopg.Connection[Any], a: Holder) -> None:
+def test_snooze_waits_and_gives_the_attempt_back(conn: Connection, a: Holder) -> None:
     soon, late = enqueue(conn, 2)
     conn.commit()
     jobs = a.claim()
@@ -137,13 +162,12 @@ def test_snooze_waits_and_gives_the_attempt_back(conn: psycopg.Connection[Any], 
         "SELECT extract(epoch FROM run_at - now())::int, attempt, pos FROM pgqueue.job ORDER BY id"
     ).fetchall()
     assert [(8 < wait <= 1000, attempt, pos) for wait, attempt, pos in waits] == [(True, 0, None)] * 2
-    assert waits[0][0] <= 10 < 990 < waits[1][0]
+    assert waits[0][0] <= 10
+    assert waits[1][0] > 990
     assert a.claim() == []
 
 
-def test_a_snooze_proves_that_the_job_does_not_kill_its_worker(
-    conn: psycopg.Connection[Any], a: Holder
-) -> None:
+def test_a_snooze_proves_that_the_job_does_not_kill_its_worker(conn: Connection, a: Holder) -> None:
     """Else a job that polls by Snooze and once lost its worker would for ever run with nothing beside it."""
     (job_id,) = enqueue(conn)
     conn.commit()
@@ -156,7 +180,7 @@ def test_a_snooze_proves_that_the_job_does_not_kill_its_worker(
     assert found["lost"] == 0
 
 
-def test_retry_logs_the_attempt_and_waits(conn: psycopg.Connection[Any], a: Holder) -> None:
+def test_retry_logs_the_attempt_and_waits(conn: Connection, a: Holder) -> None:
     (job_id,) = enqueue(conn)
     conn.commit()
     (job,) = a.claim()
@@ -169,25 +193,30 @@ def test_retry_logs_the_attempt_and_waits(conn: psycopg.Connection[Any], a: Hold
         "SELECT attempt, outcome, lease, started_at IS NOT NULL, worker, error_type, error, traceback"
         " FROM pgqueue.attempt_log"
     ).fetchall()
-    assert logged == [
-        (1, "retry", job.lease, True, "host:7", "ValueError", "broken", "Traceback: broken")
-    ]
+    assert logged == [(1, "retry", job.lease, True, "host:7", "ValueError", "broken", "Traceback: broken")]
     assert one(conn, "SELECT n FROM pgqueue.tally WHERE outcome = 'retry'") == 1
 
 
-def test_the_log_of_attempts_keeps_the_last_fifty(conn: psycopg.Connection[Any], a: Holder) -> None:
+def test_the_log_of_attempts_keeps_the_last_fifty(conn: Connection, a: Holder) -> None:
     (job_id,) = enqueue(conn, max_attempts=1000)
     conn.commit()
     for _ in range(60):
-        conn.execute("UPDATE pgqueue.job SET run_at = NULL, pos = nextval('pgqueue.pos_seq') WHERE pos IS NULL")
+        conn.execute(
+            "UPDATE pgqueue.job SET run_at = NULL, pos = nextval('pgqueue.pos_seq') WHERE pos IS NULL"
+        )
         conn.commit()
         (job,) = a.claim()
         a.run(retry([Failed(claim=token(job), outcome=retried())], "w"))
-    kept = [r[0] for r in conn.execute("SELECT attempt FROM pgqueue.attempt_log WHERE job_id = %s ORDER BY 1", [job_id])]
+    kept = [
+        r[0]
+        for r in conn.execute(
+            "SELECT attempt FROM pgqueue.attempt_log WHERE job_id = %s ORDER BY 1", [job_id]
+        )
+    ]
     assert kept == list(range(11, 61))
 
 
-def test_a_failed_handler_clears_a_suspect(conn: psycopg.Connection[Any], a: Holder) -> None:
+def test_a_failed_handler_clears_a_suspect(conn: Connection, a: Holder) -> None:
     (job_id,) = enqueue(conn)
     conn.commit()
     a.claim()
@@ -201,12 +230,12 @@ def test_a_failed_handler_clears_a_suspect(conn: psycopg.Connection[Any], a: Hol
 
 
 def test_a_dead_letter_holds_everything_that_is_needed_to_understand_and_replay(
-    conn: psycopg.Connection[Any], a: Holder
+    conn: Connection, a: Holder
 ) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     conn.execute(
         "SELECT pgqueue.enqueue('work', '{\"order\": 1}', priority => 5, dedup_key => 'd', idempotency_key => 'i',"
-        " max_attempts => 3, timeout_s => 9, backoff => '{\"base\": 2, \"cap\": 3, \"jitter\": \"none\"}',"
+        ' max_attempts => 3, timeout_s => 9, backoff => \'{"base": 2, "cap": 3, "jitter": "none"}\','
         " expires_at => now() + interval '1 h', headers => %s)",
         [json.dumps({"traceparent": f"00-{trace}-b7ad6b7169203331-01", "tenant": "t1"})],
     )
@@ -236,7 +265,9 @@ def test_a_dead_letter_holds_everything_that_is_needed_to_understand_and_replay(
         "shop.Broken", "no stock", "Traceback ...", "host:2",
     )  # fmt: skip
     assert dead["trace_id"] == trace
-    assert dead["first_attempt_at"] == before["claimed_at"] or dead["first_attempt_at"] < dead["last_attempt_at"]
+    assert (
+        dead["first_attempt_at"] == before["claimed_at"] or dead["first_attempt_at"] < dead["last_attempt_at"]
+    )
     assert one(conn, "SELECT last_attempt_at FROM pgqueue.dead_job") == last
     assert [
         (x["attempt"], x["outcome"], x["worker"], x["error_type"], x["error"]) for x in dead["attempts"]
@@ -255,7 +286,7 @@ def test_a_dead_letter_holds_everything_that_is_needed_to_understand_and_replay(
     ],
 )
 def test_the_trace_id_of_a_dead_letter_comes_from_the_headers_if_they_have_one(
-    conn: psycopg.Connection[Any], a: Holder, headers: dict[str, object] | None, trace: str | None
+    conn: Connection, a: Holder, headers: dict[str, object] | None, trace: str | None
 ) -> None:
     enqueue(conn, headers=headers)
     conn.commit()
@@ -264,10 +295,10 @@ def test_the_trace_id_of_a_dead_letter_comes_from_the_headers_if_they_have_one(
     assert one(conn, "SELECT trace_id FROM pgqueue.dead_job") == trace
 
 
-@pytest.mark.parametrize("reason", ["exhausted", "permanent", "worker lost", "undecodable", "timeout", "expired"])
-def test_every_reason_of_a_burial_can_be_stored(
-    conn: psycopg.Connection[Any], a: Holder, reason: str
-) -> None:
+@pytest.mark.parametrize(
+    "reason", ["exhausted", "permanent", "worker lost", "undecodable", "timeout", "expired"]
+)
+def test_every_reason_of_a_burial_can_be_stored(conn: Connection, a: Holder, reason: str) -> None:
     enqueue(conn)
     conn.commit()
     (job,) = a.claim()
@@ -275,9 +306,11 @@ def test_every_reason_of_a_burial_can_be_stored(
     assert one(conn, "SELECT reason FROM pgqueue.dead_job") == reason
 
 
-@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b", "\udfff\x00" * 3_000, "naïve – ☃ 𝄞", "back\\slash\\u0000"])
+@pytest.mark.parametrize(
+    "text", ["a\x00b", "a\ud800b", "\udfff\x00" * 3_000, "naïve ☃ 𝄞", "back\\slash\\u0000"]
+)
 def test_no_text_of_an_error_keeps_its_failure_from_being_recorded(
-    conn: psycopg.Connection[Any], a: Holder, text: str
+    conn: Connection, a: Holder, text: str
 ) -> None:
     enqueue(conn, 2)
     conn.commit()
@@ -293,9 +326,7 @@ def test_no_text_of_an_error_keeps_its_failure_from_being_recorded(
     assert one(conn, "SELECT error FROM pgqueue.attempt_log") == failure.message
 
 
-def test_a_batch_of_many_kinds_is_written_row_by_row_as_told(
-    conn: psycopg.Connection[Any], a: Holder, b: Holder
-) -> None:
+def test_a_batch_of_many_kinds_is_written_row_by_row_as_told(conn: Connection, a: Holder, b: Holder) -> None:
     made = enqueue(conn, 6)
     conn.commit()
     jobs = a.claim()
@@ -315,7 +346,7 @@ def test_a_batch_of_many_kinds_is_written_row_by_row_as_told(
     assert [int(wait) for _, wait in waits] == [60, 62]
 
 
-def test_drop_takes_the_signal_and_the_log_along(conn: psycopg.Connection[Any], a: Holder) -> None:
+def test_drop_takes_the_signal_and_the_log_along(conn: Connection, a: Holder) -> None:
     (job_id,) = enqueue(conn)
     conn.commit()
     (job,) = a.claim()
