@@ -68,6 +68,12 @@ class Hand:
             outcome = Dropped()
         self.ended.append(Ended(claimed, outcome, seconds))
 
+    def drop(self, claimed: Claimed) -> Outcome:
+        """Report that a job was cancelled before its handler started."""
+        outcome = Dropped()
+        self.finish(claimed, outcome, time.monotonic())
+        return outcome
+
     def advance(self, lane: LaneHold, outcome: Outcome) -> bool:
         """Move a lane on after its first job ended; tell whether the next one may run now."""
         if isinstance(outcome, Released):

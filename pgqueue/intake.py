@@ -16,10 +16,10 @@ from pgqueue.config import WorkerSettings
 from pgqueue.events import Bus, JobsClaimed
 from pgqueue.floors import EVERYTHING, WINDOW, Floors
 from pgqueue.hand import Hand
-from pgqueue.job import Buried, Claimed, Failure, Outcome
+from pgqueue.job import Buried, Claimed, Dropped, Failure, Outcome
 from pgqueue.quota import Quota
 from pgqueue.round import LaneWish, Outcomes, Wish
-from pgqueue.run import Runner, expired
+from pgqueue.run import Runner, cancelled, expired
 from pgqueue.shelf import Item, LaneHold
 from pgqueue.statement import Row
 from pgqueue.tasks import TaskSlots
@@ -148,8 +148,10 @@ class Intake:
             hold.ids = tuple(job.id for job in hold.jobs)
             self._hand.held.update((job.id, job) for job in hold.jobs)
             self._hand.lanes[name] = hold
-            while hold.jobs and (verdict := self._verdict(hold.jobs[0])) is not None:
-                self._hand.finish(hold.jobs.popleft(), verdict, time.monotonic())
+            for job in list(hold.jobs):
+                if (verdict := self._verdict(job)) is not None:
+                    hold.jobs.remove(job)
+                    self._hand.finish(job, verdict, time.monotonic())
             if hold.jobs:
                 self.dispatch(hold)
             else:
@@ -201,6 +203,8 @@ class Intake:
         """Decide about a job that is not to run at all."""
         if job.extra is None:
             return None
+        if cancelled(job):
+            return Dropped()
         if expired(job):
             failure = Failure(
                 error_type="Expired", message="its expires_at had passed before a worker could run it"

@@ -108,9 +108,9 @@ class Pulse:
         settings = self._settings
         if self._is_due("heartbeat", settings.visibility / 3):
             self._heartbeat(connection)
-        if self._is_due("signals", 1.0) and self._hand.running:
+        if self._is_due("signals", 1.0) and self._hand.held:
             with Pipeline(connection) as p:
-                asked = p.send(signals(list(self._hand.running)))
+                asked = p.send(signals(list(self._hand.held)))
             self._monitor.cancel(asked.result())
         if self._is_due("promote", PROMOTE.total_seconds()):
             self._promote(connection)

@@ -126,6 +126,8 @@ class ThreadSlots:
 
     def _run(self, claimed: Claimed) -> Outcome | None:
         hand = self._hand
+        if hand.cancelled and claimed.id in hand.cancelled:
+            return hand.drop(claimed)
         runner = self._runners[claimed.name]
         plain = claimed.extra is None
         job = None

@@ -1,7 +1,9 @@
 -- name: claim
 -- Up to n jobs in level order. A level is a (queue, priority) pair; each is read from its floor, at most 5,000 entries.
 -- Locks are taken in a second CTE, after the window; a plain IN (SELECT .. LIMIT ..) can be re-executed by a nested
--- loop and update more than n rows. The last row (level 0) carries what this snapshot says beside the jobs.
+-- loop and update more than n rows. The last row (level 0) carries what this snapshot says beside the jobs. A job that
+-- somebody cancelled says so: every attempt begins with a claim, so none begins after that. Most of the time nothing is
+-- cancelled, and the one look at the empty table is all it costs.
 WITH w AS MATERIALIZED (
   SELECT v.o, x.ctid, x.pos, x.name
   FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[]) WITH ORDINALITY v(q, p, f, o)
@@ -20,9 +22,11 @@ u AS (
     attempt = j.attempt + 1, claimed_at = statement_timestamp()
   FROM c WHERE j.ctid = c.ctid
   RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, j.enqueued_at::text,
-    CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers) > 0 THEN
+    CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers) > 0
+           OR ((SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id)) THEN
       json_build_object('idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
-        'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers)::text END,
+        'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers,
+        'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id))::text END,
     j.payload::text)
 SELECT * FROM u
 UNION ALL
@@ -50,7 +54,8 @@ u AS (
   FROM c, LATERAL (SELECT o.lease, o.claimed_at FROM pgqueue.job o WHERE o.id = c.id) before WHERE j.id = c.id
   RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, j.enqueued_at::text,
     json_build_object('lost', j.lost, 'idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
-      'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers)::text AS extra,
+      'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers,
+      'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id))::text AS extra,
     j.payload::text AS payload, before.lease AS before, before.claimed_at AS since),
 a AS (
   INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, error_type, error, worker)
@@ -75,9 +80,11 @@ SELECT ord, examined, last_pos FROM pgqueue.route(%(queues)s::text[], %(floors)s
 -- name: lane_claim
 -- Take up to k lanes and hand out at most m jobs of each, oldest first, at most total jobs in all.
 SELECT ord::int, lane_pos, id, %(lease)s::bigint, name, key, attempt, enqueued_at::text,
-  CASE WHEN lost > 0 OR num_nonnulls(idempotency_key, max_attempts, timeout_s, expires_at, backoff, headers) > 0 THEN
+  CASE WHEN lost > 0 OR num_nonnulls(idempotency_key, max_attempts, timeout_s, expires_at, backoff, headers) > 0
+         OR ((SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = id)) THEN
     json_build_object('lost', lost, 'idempotency_key', idempotency_key, 'max_attempts', max_attempts, 'timeout_s', timeout_s::text,
-      'expired', expires_at <= statement_timestamp(), 'backoff', backoff::json, 'headers', headers::json)::text END, payload
+      'expired', expires_at <= statement_timestamp(), 'backoff', backoff::json, 'headers', headers::json,
+      'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = id))::text END, payload
 FROM pgqueue.lane_claim(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[], %(names)s::text[],
                         %(k)s::int, %(m)s::int, %(total)s::int, %(lease)s::bigint, %(visibility)s::interval)
 
