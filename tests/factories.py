@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 
-from pgqueue.claim import Answer, Scope, claim, lane_claim, lane_release, route, suspects
+from pgqueue.claim import Answer, LaneSize, Scope, claim, lane_claim, lane_release, route, suspects
 from pgqueue.connection import execute
 from pgqueue.job import Buried, Claim, Claimed, Failure, Retried
 from pgqueue.round import Leases
@@ -257,7 +257,13 @@ class Holder:
         if routing:
             self.route(*dict.fromkeys(of.queues))
         found = self.run(
-            lane_claim(of, [0] * len(of.queues), lanes, depth, total, self.leases.new(), visibility)
+            lane_claim(
+                of,
+                [0] * len(of.queues),
+                LaneSize(lanes=lanes, depth=depth, total=total),
+                self.leases.new(),
+                visibility,
+            )
         )
         return sorted(found, key=lambda job: job.id)
 

@@ -15,13 +15,13 @@ u AS (
 SELECT mine.id FROM mine
 
 -- name: lane_heartbeat
--- Keep the lanes in hand.
+-- Keep the lanes in hand, none shorter than a job in it.
 WITH l AS MATERIALIZED (
   SELECT l.queue, l.key, l.slot FROM unnest(%(queues)s::text[], %(keys)s::text[], %(leases)s::bigint[]) t(q, k, lease)
   CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.lease = t.lease
                       FOR NO KEY UPDATE SKIP LOCKED) l)
-UPDATE pgqueue.lane l SET deadline = greatest(l.deadline, clock_timestamp() + greatest(%(visibility)s::interval,
-  (SELECT max(j.deadline) - clock_timestamp() FROM pgqueue.job j WHERE j.queue = l.queue AND j.key = l.key AND j.pos IS NOT NULL AND j.lease = l.lease)))
+UPDATE pgqueue.lane l SET deadline = greatest(l.deadline, clock_timestamp() + %(visibility)s::interval,
+  (SELECT max(j.deadline) FROM pgqueue.job j WHERE j.queue = l.queue AND j.key = l.key AND j.pos IS NOT NULL AND j.lease = l.lease))
 FROM l AS x WHERE l.queue = x.queue AND l.key = x.key AND l.slot = x.slot
 
 -- name: signals
