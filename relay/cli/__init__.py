@@ -21,14 +21,14 @@ class RelayCommands(Commands):
     """A group that starts the service unless a command is named."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _service() if cmd_name == RUN else super().get_command(ctx, cmd_name)
+        return _run() if cmd_name == RUN else super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         named = {*self.list_commands(ctx), "-h", "--help", "--version"}
         return super().parse_args(ctx, args if args and args[0] in named else [RUN, *args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        service = _service()
+        service = _run()
         with formatter.section("Options of the service"):
             formatter.write_dl([row for param in service.params if (row := param.get_help_record(ctx))])
         super().format_options(ctx, formatter)
@@ -49,7 +49,7 @@ def main() -> None:
     """
 
 
-def _service() -> click.Command:
+def _run() -> click.Command:
     from relay.cli._service import command
 
     return command

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID, uuid4
 
+import psycopg
+
 from pgqueue.connection import execute
 from pgqueue.horizon import Horizon
 from relay import partitions
@@ -72,8 +74,25 @@ def stepper(dsn: str, log: list[tuple[str, int]] | None = None, *, patience: flo
         conn=conn, log=[] if log is None else log, floors=Floors(horizon=Horizon(patience=patience))
     )
     execute(conn, partitions.beat(made.me, "stepper", timedelta(hours=1)))
-    made.floors.take(execute(conn, partitions.take(made.me, 64)))
+    taken: list[int] = execute(conn, partitions.take(made.me, 64))
+    made.floors.take(taken)
     return made
+
+
+def cleared(dsn: str) -> str:
+    """Empty a database that tests of a module share, with nobody left in it; return its DSN."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        conn.execute(
+            "TRUNCATE pgqueue.outbox, pgqueue.relay, pgqueue.inbox, pgqueue.inbox_version, pgqueue.job"
+        )
+        conn.execute("UPDATE pgqueue.relay_partition SET owner = NULL")
+        conn.execute("SELECT setval('pgqueue.outbox_idle', 0, false)")
+        conn.execute("DROP TABLE IF EXISTS public.applied, public.aggregate")
+    return dsn
 
 
 def inversions(log: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 
 import psycopg
@@ -12,11 +13,26 @@ import pytest
 from pgqueue.errors import NotInTransaction
 from relay import Inbox
 from tests.db.forms import ASYNC, KINDS, opened
-from tests.server import Connection
+from tests.db.relaying import cleared
+from tests.server import Connection, Server
 from tests.waiting import eventually
 
 inbox = Inbox()
 WHO = {"consumer": "warehouse", "source": "/outbox/shop"}
+
+
+@pytest.fixture(scope="module")
+def shop(server: Server) -> Iterator[str]:
+    """Give the DSN of one database for the whole module."""
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(shop: str) -> str:
+    """Give that database, emptied."""
+    return cleared(shop)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,10 +83,14 @@ def test_a_claim_that_would_be_committed_without_its_effects_is_refused(dsn: str
 
 @pytest.mark.parametrize(("first_commits", "second_gets"), [(True, False), (False, True)])
 def test_a_second_consumer_waits_for_the_first_one_and_wins_if_that_rolls_back(
-    dsn: str, conn: Connection, first_commits: bool, second_gets: bool
+    dsn: str, first_commits: bool, second_gets: bool
 ) -> None:
     answers: list[bool] = []
-    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
+    with (
+        psycopg.connect(dsn) as first,
+        psycopg.connect(dsn) as second,
+        psycopg.connect(dsn, autocommit=True) as watch,
+    ):
         pid = second.info.backend_pid
         assert inbox.claim(first, "outbox:1", **WHO)
 
@@ -81,7 +101,7 @@ def test_a_second_consumer_waits_for_the_first_one_and_wins_if_that_rolls_back(
         thread = threading.Thread(target=claim)
         thread.start()
         waiting = "SELECT true FROM pg_catalog.pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
-        eventually(lambda: conn.execute(waiting, [pid]).fetchone() or conn.rollback())
+        eventually(lambda: watch.execute(waiting, [pid]).fetchone())
         assert not answers
         first.commit() if first_commits else first.rollback()
         thread.join(10)

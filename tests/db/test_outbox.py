@@ -69,8 +69,8 @@ def test_an_event_appears_with_the_commit_and_holds_what_was_given(form: Form, w
     assert count(watch) == 0
     form.commit()
     row = watch.execute(
-        "SELECT id, event_type, payload, aggregate_id, aggregate_type, aggregate_version, headers, published_at, attempts,"
-        " part BETWEEN 0 AND 63 FROM pgqueue.outbox"
+        "SELECT id, event_type, payload, aggregate_id, aggregate_type, aggregate_version, headers, published_at,"
+        " attempts, part BETWEEN 0 AND 63 FROM pgqueue.outbox"
     ).fetchone()
     assert row == (
         id_, "order.placed", {"text": NASTY, "n": [1, None]}, NASTY, NASTY[:40], 2**63 - 1, {"k": NASTY}, None, 0, True,
@@ -81,7 +81,8 @@ def test_the_smallest_event_is_the_row_that_a_plain_insert_writes(form: Form, wa
     add(form, "order.placed", {"a": 1}, aggregate_id="order-1")
     form.commit()
     watch.execute(
-        "INSERT INTO pgqueue.outbox (aggregate_id, event_type, payload) VALUES ('order-1', 'order.placed', '{\"a\": 1}')"
+        "INSERT INTO pgqueue.outbox (aggregate_id, event_type, payload)"
+        " VALUES ('order-1', 'order.placed', '{\"a\": 1}')"
     )
     rows = watch.execute(
         "SELECT to_jsonb(o) - ARRAY['id', 'created_at'] FROM pgqueue.outbox o ORDER BY o.id"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,18 +15,32 @@ import pytest
 from pgqueue.connection import execute
 from relay import Outbox, park, publish
 from relay.cycle import Connection as RelayConnection
-from relay.cycle import Ledger, connect, cycle, write
+from relay.cycle import Ledger, connect, write
 from relay.lag import lag
 from relay.prune import PAGE, prune, turn
 from relay.publish import RejectionPolicy
-from tests.db.relaying import Stepper, inversions, stepper
-from tests.server import Connection
+from tests.db.relaying import Stepper, cleared, inversions, stepper
+from tests.server import Connection, Server
 
 outbox = Outbox()
 PARK_EVENT = RejectionPolicy(max_attempts=3, base=0, block=False)
 BLOCK = RejectionPolicy(max_attempts=3, base=0, block=True)
 
 Maker = Callable[..., Stepper]
+
+
+@pytest.fixture(scope="module")
+def shop(server: Server) -> Iterator[str]:
+    """Give the DSN of one database for the whole module."""
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(shop: str) -> str:
+    """Give that database, emptied."""
+    return cleared(shop)
 
 
 @pytest.fixture
@@ -379,12 +392,3 @@ def test_only_one_relay_prunes_at_a_time(dsn: str, conn: Connection) -> None:
         assert not turn(other)
         conn.rollback()
         assert turn(other)
-
-
-def test_a_look_that_finds_nothing_is_one_round_trip_that_writes_nothing(dsn: str, conn: Connection) -> None:
-    with connect(dsn, "relay") as relay:
-        before = one(conn, "SELECT pg_current_wal_insert_lsn()")
-        floors = dict.fromkeys(range(64), 0)
-        for _ in range(3):
-            cycle(relay, me=uuid4(), ledger=Ledger(), floors=floors, n=4, keep=True, policy=BLOCK)
-        assert one(conn, "SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", before) < 500

@@ -25,8 +25,8 @@ SEEDS = 25
 class Everything(Horizon[int]):
     """No proof at all: the highest number handed out counts as settled. The control that the checks can see it."""
 
-    def observe(self, **seen: object) -> None:  # type: ignore[override]
-        self.settled = int(str(seen["last"])) if self.settled < int(str(seen["last"])) else self.settled
+    def observe(self, *, last: int, **_: object) -> None:
+        self.settled = max(self.settled, last)
 
 
 class Crowd:

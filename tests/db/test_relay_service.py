@@ -21,8 +21,8 @@ from relay.events import EventsDeferred, EventsPublished, PartitionsLost, Pruned
 from relay.publish import RejectionPolicy
 from relay.service import Relay
 from relay.sinks.memory import MemorySink
-from tests.db.relaying import inversions
-from tests.server import Connection
+from tests.db.relaying import cleared, inversions
+from tests.server import Connection, Server
 from tests.waiting import eventually
 
 outbox = Outbox()
@@ -53,6 +53,20 @@ class Started:
 Starter = Callable[..., Started]
 
 
+@pytest.fixture(scope="module")
+def shop(server: Server) -> Iterator[str]:
+    """Give the DSN of one database for the whole module."""
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(shop: str) -> str:
+    """Give that database, emptied."""
+    return cleared(shop)
+
+
 @pytest.fixture
 def start(dsn: str) -> Iterator[Starter]:
     """Give a function that starts relays, all stopped at the end."""
@@ -63,7 +77,8 @@ def start(dsn: str) -> Iterator[Starter]:
             bus = Bus()
             bus.subscribe(Event, told.append)
             chosen = MemorySink() if sink is None else sink
-            config = RelayConfig(**({"dsn": dsn, "name": "relay", "source": "/s", "lease": 2.0} | options))
+            given: dict[str, Any] = {"dsn": dsn, "name": "relay", "source": "/s", "lease": 2.0}
+            config = RelayConfig(**(given | options))
             relay = Relay(config, chosen, bus)
             relay.start()
             stack.callback(relay.stop, 5)

@@ -143,7 +143,10 @@ def test_relays_survive_a_crash_of_the_database(log: Path, start: Starter) -> No
 def test_the_checker_sees_an_order_that_two_skip_locked_relays_break(dsn: str) -> None:
     """The control: the usual claim, FOR UPDATE SKIP LOCKED, in its usual race."""
     seen: list[tuple[str, int]] = []
-    claim = "SELECT aggregate_id, id FROM pgqueue.outbox WHERE published_at IS NULL ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
+    claim = (
+        "SELECT aggregate_id, id FROM pgqueue.outbox WHERE published_at IS NULL"
+        " ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
+    )
     with psycopg.connect(dsn) as slow, psycopg.connect(dsn) as quick:
         with psycopg.connect(dsn) as writer:
             for _ in range(2):

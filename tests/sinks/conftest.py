@@ -18,6 +18,7 @@ from relay.event import Event
 from relay.sinks import Sink, SinkContext, open_sink
 from relay.sinks.memory import MemorySink
 from relay.sinks.stdout import StdoutSink
+from tests.db.relaying import cleared
 from tests.server import Server
 from tests.sinks.receiver import OK, Answer, Receiver
 
@@ -260,6 +261,20 @@ class QueueRig:
                 )
 
 
+@pytest.fixture(scope="module")
+def shop(server: Server) -> Iterator[str]:
+    """Give the DSN of one database for the whole module."""
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(shop: str) -> str:
+    """Give that database, emptied."""
+    return cleared(shop)
+
+
 @pytest.fixture(params=["memory", "memory ordered", "stdout:", "http:", "queue:"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """Give each sink in turn."""
@@ -276,3 +291,5 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     made.sink.close()
     if isinstance(made, WebhookRig):
         made.receiver.stop()
+    elif isinstance(made, QueueRig):
+        made.come_back()

@@ -11,8 +11,8 @@ import pytest
 from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, Event
 from relay.sinks import Sink, SinkContext, open_sink
-from tests.sinks.conftest import SOURCE, QueueRig
 from tests.server import Connection, Server
+from tests.sinks.conftest import SOURCE, QueueRig
 from tests.waiting import eventually
 
 
@@ -73,12 +73,16 @@ def test_publish_and_mark_are_one_transaction(rig: QueueRig, conn: Connection) -
     thread = threading.Thread(target=publish)
     thread.start()
     with psycopg.connect(rig.dsn, autocommit=True) as watch:
-        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'relay queue:'"
-        (pid,) = eventually(lambda: watch.execute(waiting).fetchone())
+        waiting = (
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE wait_event_type = 'Lock' AND application_name = 'relay queue:'"
+        )
+        found = eventually(lambda: watch.execute(waiting).fetchone())
+        assert found is not None
         assert watch.execute("SELECT count(*) FROM pgqueue.outbox WHERE published_at IS NULL").fetchone() == (
             1,
         )
-        watch.execute("SELECT pg_terminate_backend(%s)", [pid])
+        watch.execute("SELECT pg_terminate_backend(%s)", [found[0]])
     thread.join(10)
     conn.rollback()
     assert failed
@@ -123,5 +127,5 @@ def test_retention_0_deletes_what_was_handed_over(rig: QueueRig, conn: Connectio
 
 
 def test_the_sink_needs_to_know_the_subscribers() -> None:
-    with pytest.raises(ConfigError, match="outbox-relay shop.jobs:app"):
+    with pytest.raises(ConfigError, match=r"outbox-relay shop\.jobs:app"):
         open_sink("queue:", SinkContext(source=SOURCE))

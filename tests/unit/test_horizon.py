@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,62 +81,80 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(steps=STEPS, between=st.data())
-def test_no_number_at_or_below_the_floor_appears_without_bringing_the_floor_back(
-    steps: list[tuple[str, float]], between: st.DataObject
-) -> None:
-    """A reader that skips up to the horizon misses nothing, whatever writers do between its three looks."""
-    horizon: Horizon[str] = Horizon(patience=1.0)
-    last, clock, floor, serial = 0, 0.0, 0, 0
-    drawn: dict[int, tuple[str, list[int]]] = {}
-    visible: set[int] = set()
-    read: set[int] = set()
+class Sequence:
+    """A sequence with writers: numbers are drawn, then become visible together at the writer's end."""
 
-    def write(kind: str, writer: int) -> None:
-        nonlocal last, serial
+    def __init__(self) -> None:
+        self.last = 0
+        self.serial = 0
+        self.drawn: dict[int, tuple[str, list[int]]] = {}
+        self.visible: set[int] = set()
+
+    def write(self, kind: str, writer: int) -> None:
+        """Let a writer draw a number, or end."""
         if kind == "draw":
-            last += 1
-            if writer not in drawn:
-                serial += 1
-                drawn[writer] = (f"{writer}/{serial}", [])
-            drawn[writer][1].append(last)
-        elif writer in drawn:
-            visible.update(drawn.pop(writer)[1])
+            self.last += 1
+            if writer not in self.drawn:
+                self.serial += 1
+                self.drawn[writer] = (f"{writer}/{self.serial}", [])
+            self.drawn[writer][1].append(self.last)
+        elif writer in self.drawn:
+            self.visible.update(self.drawn.pop(writer)[1])
 
-    def slip() -> None:
-        for kind, writer in between.draw(
-            st.lists(st.tuples(st.sampled_from(["draw", "end"]), st.integers(0, WRITERS - 1)), max_size=2)
-        ):
-            write(kind, writer)
+    @property
+    def holders(self) -> set[str]:
+        """The writers at work."""
+        return {name for name, _ in self.drawn.values()}
 
-    def look() -> None:
-        nonlocal floor
-        seen = {number for number in visible if number > floor}
-        slip()
-        noted = last
-        slip()
-        holders = {name for name, _ in drawn.values()}
-        proven = horizon.settled
-        back = horizon.observe(last=noted, holders=holders, now=clock, floors={"p": floor})
-        if back is not None:
-            floor = min(floor, back.get("p", 0))
-            return
-        read.update(seen)
-        floor = max(floor, proven)
+
+class Reader:
+    """Reads what is visible above its floor, and raises the floor as far as the horizon allows."""
+
+    def __init__(self) -> None:
+        self.horizon: Horizon[str] = Horizon(patience=1.0)
+        self.clock = 0.0
+        self.floor = 0
+        self.read: set[int] = set()
+
+    def look(self, sequence: Sequence, between: Callable[[], None]) -> None:
+        """Look three times, with whatever happens in between."""
+        seen = {number for number in sequence.visible if number > self.floor}
+        between()
+        last = sequence.last
+        between()
+        proven = self.horizon.settled
+        back = self.horizon.observe(
+            last=last, holders=sequence.holders, now=self.clock, floors={"p": self.floor}
+        )
+        if back is None:
+            self.read |= seen
+            self.floor = max(self.floor, proven)
+        else:
+            self.floor = min(self.floor, back.get("p", 0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS, data=st.data())
+def test_a_reader_that_skips_up_to_the_horizon_misses_nothing(
+    steps: list[tuple[str, float]], data: st.DataObject
+) -> None:
+    """Whatever writers do between its three looks."""
+    sequence, reader = Sequence(), Reader()
+    slips = st.lists(st.tuples(st.sampled_from(["draw", "end"]), st.integers(0, WRITERS - 1)), max_size=2)
+
+    def between() -> None:
+        for kind, writer in data.draw(slips):
+            sequence.write(kind, writer)
 
     for kind, value in steps:
         if kind == "look":
-            clock += value
-            look()
+            reader.clock += value
+            reader.look(sequence, between)
         else:
-            write(kind, int(value))
-    for writer in list(drawn):
-        write("end", writer)
+            sequence.write(kind, int(value))
+    for writer in range(WRITERS):
+        sequence.write("end", writer)
     for _ in range(4):
-        clock += 2
-        seen = {number for number in visible if number > floor}
-        back = horizon.observe(last=last, holders=(), now=clock, floors={"p": floor})
-        floor = min(floor, back.get("p", 0)) if back is not None else floor
-        read.update(seen if back is None else ())
-    assert read == visible
+        reader.clock += 2
+        reader.look(sequence, lambda: None)
+    assert reader.read == sequence.visible
