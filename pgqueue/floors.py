@@ -57,6 +57,7 @@ class Floors:
                 covered = full.get(level, EVERYTHING)
                 looked = full.get(level, 0)
             elif last is None or level > last[0]:
+                self.ceiling[level] = self.high[level]
                 continue
             elif level == last[0]:
                 covered = looked = last[1]
@@ -92,7 +93,8 @@ class Floors:
         """Go back: a sweep found as many jobs as it took, so there may be more behind its last ones."""
         for level in levels:
             if level in last:
-                self.floor[level] = self.high[level] = last[level]
+                self.floor[level] = min(self.floor[level], last[level])
+                self.high[level] = last[level]
 
     def lower(self, queues: Iterable[str]) -> None:
         """Start these queues from 0: rows below the floors became ready (released, resumed)."""
