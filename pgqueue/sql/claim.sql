@@ -94,7 +94,7 @@ SELECT pgqueue.lane_release(%(queues)s::text[], %(keys)s::text[], %(lease)s::big
 
 -- name: horizon
 -- The observation behind every floor: last number drawn, then who still holds the sequence (the order matters).
-SELECT s.last_value, h.holders, extract(epoch FROM clock_timestamp() - statement_timestamp())::double precision AS cost
+SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, h.holders, extract(epoch FROM clock_timestamp() - statement_timestamp())::double precision AS cost
 FROM pgqueue.pos_seq s
 CROSS JOIN LATERAL (
   SELECT coalesce(array_agg(DISTINCT l.virtualtransaction), '{}') AS holders FROM pg_catalog.pg_locks l
