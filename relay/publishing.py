@@ -72,7 +72,7 @@ class Publishing:
                 with connect(self.config.dsn, f"{self.config.name} publish") as conn:
                     self._work(conn)
                     self._write(conn)
-            except Exception as error:  # noqa: BLE001  whatever happened, the loop goes on
+            except Exception as error:  # noqa: BLE001 - whatever happened, the loop goes on
                 delay = self._database.failed()
                 self._bus.emit(LoopFailed(loop=LOOP, error=one_line(error), retry_in=delay))
                 self.progress = time.monotonic()

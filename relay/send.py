@@ -74,7 +74,7 @@ def _wave(sink: Sink, events: Sequence[Event], sent: Sent) -> Sequence[Receipt]:
     except SinkUnavailable as error:
         sent.down, sent.retry_after = error.problem, error.retry_after
         receipts = [HELD] * len(events)
-    except Exception as error:  # noqa: BLE001  a broken sink must not stop the relay, nor one event all others
+    except Exception as error:  # noqa: BLE001 - a broken sink must not stop the relay, nor one event all others
         sent.fault = "".join(traceback.format_exception(error))
         receipts = _one_by_one(sink, events, sent) if len(events) > 1 else [_broken(sink, error)]
     if len(receipts) != len(events):
@@ -103,7 +103,7 @@ def _one_by_one(sink: Sink, events: Sequence[Event], sent: Sent) -> Sequence[Rec
                 (receipt,) = sink.publish([event])
             except SinkUnavailable as error:
                 sent.down, sent.retry_after = error.problem, error.retry_after
-            except Exception as error:  # noqa: BLE001  this is the one, or one of them
+            except Exception as error:  # noqa: BLE001 - this is the one, or one of them
                 receipt = _broken(sink, error)
         if not isinstance(receipt, Confirmed):
             stopped.add(event.key)

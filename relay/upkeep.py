@@ -69,7 +69,7 @@ class Upkeep:
                 with self._connect() as conn:
                     self._work(conn)
                     execute(conn, partitions.leave(self._me))
-            except Exception as error:  # noqa: BLE001  whatever happened, the loop goes on
+            except Exception as error:  # noqa: BLE001 - whatever happened, the loop goes on
                 if self._stop.is_set():
                     self._bus.emit(RelayStopped(relay=self.config.name, given=False))
                     return

@@ -150,7 +150,7 @@ class Duration(click.ParamType[timedelta]):
 @option(
     "--health-host",
     env="OUTBOX_HEALTH_HOST",
-    default="0.0.0.0",  # noqa: S104  probes come from outside
+    default="0.0.0.0",  # noqa: S104 - probes come from outside
     show_default=True,
     help="Address of the health port.",
 )

@@ -186,7 +186,7 @@ def test_marks_of_two_relays_on_the_same_events_do_not_deadlock(dsn: str, conn: 
                 begin.wait(10)
                 try:
                     write(relay, Ledger(confirmed=set(ids)), keep=True, policy=BLOCK)
-                except BaseException as error:  # noqa: BLE001  the test looks at it
+                except BaseException as error:  # noqa: BLE001 - the test looks at it
                     failed.append(error)
                 begin.wait(10)
 

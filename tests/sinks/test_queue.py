@@ -67,7 +67,7 @@ def test_publish_and_mark_are_one_transaction(rig: QueueRig, conn: Connection) -
     def publish() -> None:
         try:
             sink.publish([event])
-        except Exception as error:  # noqa: BLE001  the test looks at it
+        except Exception as error:  # noqa: BLE001 - the test looks at it
             failed.append(error)
 
     thread = threading.Thread(target=publish)
