@@ -17,8 +17,10 @@ from sqlalchemy import text
 
 from examples.shop.checkout import outbox, place_order, placed
 from examples.shop.models import Order, begin
+from pgqueue import ConfigError
 
 EXCERPT = Path(__file__).with_name("orders.csv")
+COLUMNS = "customer_id, date, items, dollars"
 #: One order of so many has no address, and one was written by a program that does not know better.
 MALFORMED_EVERY = 250
 
@@ -39,16 +41,21 @@ class Purchase:
 
 def read(path: Path) -> list[Purchase]:
     """Read a file with the columns customer_id, date, items, dollars, in the order of the dates."""
-    with path.open(newline="", encoding="utf-8") as lines:
-        found = [
-            Purchase(
-                customer=line["customer_id"],
-                bought=date.fromisoformat(line["date"]),
-                items=int(line["items"]),
-                dollars=Decimal(line["dollars"]),
-            )
-            for line in csv.DictReader(lines)
-        ]
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            found = [
+                Purchase(
+                    customer=line["customer_id"],
+                    bought=date.fromisoformat(line["date"]),
+                    items=int(line["items"]),
+                    dollars=Decimal(line["dollars"]),
+                )
+                for line in csv.DictReader(lines)
+            ]
+    except (KeyError, ValueError, TypeError, ArithmeticError) as error:
+        raise ConfigError(f"{path}: {COLUMNS} are expected in each line ({error!r})") from error
+    if not found:
+        raise ConfigError(f"{path} has no purchases: {COLUMNS} are expected in each line")
     return sorted(found, key=lambda purchase: purchase.bought)
 
 

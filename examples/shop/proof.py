@@ -16,8 +16,9 @@ WITH malformed AS (SELECT id, dollars FROM shop.orders WHERE coalesce(email, '')
        SELECT (payload->>'order_id')::bigint AS order_id, reason FROM pgqueue.dead_job WHERE name = 'send-receipt'),
      receipt_order AS (
        SELECT order_id < lag(order_id) OVER (PARTITION BY customer ORDER BY id) AS wrong FROM shop.receipts),
+     first_parcels AS (SELECT order_id, customer, min(id) AS id FROM shop.parcels GROUP BY order_id, customer),
      parcel_order AS (
-       SELECT order_id < lag(order_id) OVER (PARTITION BY customer ORDER BY id) AS wrong FROM shop.parcels),
+       SELECT order_id < lag(order_id) OVER (PARTITION BY customer ORDER BY id) AS wrong FROM first_parcels),
      waits AS (
        SELECT count(*) AS customers FROM (SELECT FROM shop.orders GROUP BY customer HAVING count(*) > 1) more_than_one)
 SELECT
