@@ -45,7 +45,10 @@ class Process:
             return re.search(pattern, self.log)
 
         said.__name__ = pattern
-        return eventually(said, timeout)
+        try:
+            return eventually(said, timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the log:\n{self.log}") from None
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
