@@ -7,24 +7,30 @@ All of it runs in the engine's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import cast
 
+import psycopg
+
 from pgqueue.claim import Answer, Scope
 from pgqueue.config import WorkerSettings
-from pgqueue.events import Bus, JobsClaimed
+from pgqueue.events import AlreadyApplied, Bus, JobsClaimed
 from pgqueue.floors import EVERYTHING, WINDOW, Floors
 from pgqueue.hand import Hand
-from pgqueue.job import Buried, Claimed, Dropped, Failure, Outcome
+from pgqueue.job import Buried, Claim, Claimed, Done, Dropped, Failure, Outcome, Released, Snoozed
+from pgqueue.ledger import Keyed
 from pgqueue.quota import Quota
 from pgqueue.round import LaneWish, Outcomes, Wish
-from pgqueue.run import Runner, cancelled, expired
+from pgqueue.run import Runner, cancelled, expired, idempotency_key
 from pgqueue.shelf import Item, LaneHold
 from pgqueue.statement import Row
 from pgqueue.tasks import TaskSlots
 from pgqueue.threads import ThreadSlots
 
+#: How long a job waits, in seconds, while another one of its idempotency key runs.
+LEDGER_WAIT = 1.0
 _ID = attrgetter("id")
 _EXTRA = attrgetter("extra")
 
@@ -61,6 +67,8 @@ class Intake:
         self.paused_names: frozenset[str] = frozenset()
         self.paused_queues: frozenset[str] = frozenset()
         self._names = list(runners)
+        #: Takes idempotency keys in the ledger; the engine sets it when it is connected.
+        self.take: Callable[[Sequence[Keyed]], tuple[set[int], set[int]]] = lambda _: (set(), set())
         self._to_wake: list[tuple[ThreadSlots | TaskSlots, int]] = []
 
     def pause(self, queues: frozenset[str], names: frozenset[str]) -> None:
@@ -120,8 +128,9 @@ class Intake:
         last = {job.level - 1: job.pos for job in jobs}
         if jobs and len(jobs) == wish.n:
             self.floors.swept(wish.levels, last)
-        for level in wish.levels:
-            self.cursor[level] = full.get(level, 0)
+        if wish.n > 0:  # without room for jobs nothing was looked at
+            for level in wish.levels:
+                self.cursor[level] = full.get(level, 0)
         self.shelve(jobs)
         self.shelve(self.numbered(wish, recovered), recovered=len(recovered))
         return len(jobs) + len(recovered)
@@ -148,10 +157,7 @@ class Intake:
             hold.ids = tuple(job.id for job in hold.jobs)
             self._hand.held.update((job.id, job) for job in hold.jobs)
             self._hand.lanes[name] = hold
-            for job in list(hold.jobs):
-                if (verdict := self._verdict(job)) is not None:
-                    hold.jobs.remove(job)
-                    self._hand.finish(job, verdict, time.monotonic())
+            self._judge_lane(hold)
             if hold.jobs:
                 self.dispatch(hold)
             else:
@@ -171,8 +177,9 @@ class Intake:
             return
         runners, levels = self._runners, self._levels
         shelves: dict[tuple[bool, str], list[Item]] = {}
+        barred = self._bar(jobs)
         for job in jobs:
-            if (verdict := self._verdict(job)) is not None:
+            if (verdict := barred.get(job.id) or self._verdict(job)) is not None:
                 self._hand.finish(job, verdict, time.monotonic())
             else:
                 shelves.setdefault((runners[job.name].kind.is_async, levels[job.level][0]), []).append(job)
@@ -198,6 +205,40 @@ class Intake:
         while self._to_wake:
             slots, count = self._to_wake.pop()
             slots.wake(count)
+
+    def _judge_lane(self, hold: LaneHold) -> None:
+        """Take out what is not to run; what stands behind a job that must wait goes back with it."""
+        barred = self._bar(hold.jobs)
+        jobs, hold.jobs = hold.jobs, deque()
+        for job in jobs:
+            verdict = barred.get(job.id) or self._verdict(job)
+            if hold.wait:
+                verdict = Released()
+            if verdict is None:
+                hold.jobs.append(job)
+            else:
+                self._hand.finish(job, verdict, time.monotonic())
+            if isinstance(verdict, Snoozed):
+                hold.wait = verdict.delay
+
+    def _bar(self, jobs: Iterable[Claimed]) -> dict[int, Outcome]:
+        """Take the idempotency keys of jobs that have one; return what becomes of those that may not run."""
+        asking = {job.id: job for job in jobs if job.extra is not None and idempotency_key(job)}
+        if not asking:
+            return {}
+        keyed = [Keyed(claim=Claim(j.id, j.lease), name=j.name, key=idempotency_key(j)) for j in asking.values()]
+        try:
+            taken, before = self.take(keyed)
+        except psycopg.Error:  # the round that follows meets the same trouble and deals with it
+            return dict.fromkeys(asking, Released())
+        for job_id in before:
+            job = asking[job_id]
+            self._bus.emit(AlreadyApplied(job_id=job_id, name=job.name, key=idempotency_key(job)))
+        taken -= before
+        self._hand.keyed |= taken
+        waiting = asking.keys() - taken - before
+        barred: dict[int, Outcome] = dict.fromkeys(waiting, Snoozed(delay=LEDGER_WAIT))
+        return barred | dict.fromkeys(before, Done())
 
     def _verdict(self, job: Claimed) -> Outcome | None:
         """Decide about a job that is not to run at all."""
