@@ -6,16 +6,15 @@ of the read is taken, so the read sees them. Nothing is open when the answer is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from pgqueue.dsn import connect as connect_to
-from pgqueue.statement import Row, Statement
+from pgqueue.pipeline import Pending, Pipeline
+from pgqueue.statement import Row
 from relay import publish
 from relay.publish import Failed, Look, RejectionPolicy
 
@@ -77,84 +76,80 @@ def cycle(
     An event that another transaction holds locked stays in the ledger and does not stop the others.
     """
     parts = list(floors)
-    written = _writes(ledger, keep=keep, policy=policy)
-    steps: list[Statement[Any]] = [
-        *written,
-        publish.BEGIN_READ,
-        publish.mine(me),
-        publish.trouble(parts),
-        publish.read(floors, n),
-        publish.last(),
-        publish.writers(),
-        publish.COMMIT,
-    ]
     try:
-        answers = _pipelined(conn, steps)
+        with Pipeline(conn) as sent:
+            written = _send(sent, ledger, keep=keep, policy=policy)
+            sent.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            mine = sent.send(publish.mine(me))
+            trouble = sent.send(publish.trouble(parts))
+            rows = sent.send(publish.read(floors, n))
+            last = sent.send(publish.last())
+            writers = sent.send(publish.writers())
+            sent.commit()
     except psycopg.errors.LockNotAvailable:
-        _sidestep(conn, ledger)
+        _sidestep(ledger)
         return cycle(conn, me=me, ledger=ledger, floors=floors, n=n, keep=keep, policy=policy)
-    failed = _note(ledger, written, answers)
-    mine, trouble, rows, (last, at), writers = answers[len(written) + 1 : -1]
-    return Look(mine=mine, trouble=trouble, rows=rows, last=last, at=at, writers=frozenset(writers)), failed
+    failed = written.note(ledger)
+    number, at = last.result()
+    look = Look(
+        mine=mine.result(),
+        trouble=trouble.result(),
+        rows=rows.result(),
+        last=number,
+        at=at,
+        writers=frozenset(writers.result()),
+    )
+    return look, failed
 
 
 def write(conn: Connection, ledger: Ledger, *, keep: bool, policy: RejectionPolicy) -> list[Failed]:
     """Write the ledger down alone: before partitions change hands, while the sink is away, at the end."""
     if not ledger:
         return []
-    steps = _writes(ledger, keep=keep, policy=policy)
     try:
-        answers = _pipelined(conn, steps)
+        with Pipeline(conn) as sent:
+            written = _send(sent, ledger, keep=keep, policy=policy)
     except psycopg.errors.LockNotAvailable:
-        _sidestep(conn, ledger)
+        _sidestep(ledger)
         return write(conn, ledger, keep=keep, policy=policy)
-    return _note(ledger, steps, answers)
+    return written.note(ledger)
 
 
-def _writes(ledger: Ledger, *, keep: bool, policy: RejectionPolicy) -> list[Statement[Any]]:
+@dataclass(slots=True)
+class _Written:
+    """The answers to what was written down."""
+
+    failed: Pending[list[Failed]] | None = None
+    unmarked: Pending[list[int]] | None = None
+
+    def note(self, ledger: Ledger) -> list[Failed]:
+        """Clear what is in the database now; return what became of the rejected events."""
+        ledger.confirmed.clear()
+        ledger.rejected.clear()
+        ledger.late.clear()
+        ledger.stuck = set(self.unmarked.result()) if self.unmarked else set()
+        return self.failed.result() if self.failed else []
+
+
+def _send(sent: Pipeline, ledger: Ledger, *, keep: bool, policy: RejectionPolicy) -> _Written:
+    written = _Written()
     if not ledger:
-        return []
-    steps: list[Statement[Any]] = [publish.BEGIN_WRITE]
+        return written
+    sent.begin()
     if ledger.confirmed:
-        steps.append(publish.mark(ledger.confirmed, keep=keep))
+        sent.send(publish.mark(ledger.confirmed, keep=keep))
     if ledger.stuck:
-        steps += [publish.mark_unlocked(ledger.stuck), publish.unmarked(ledger.stuck)]
+        sent.send(publish.mark_unlocked(ledger.stuck))
+        written.unmarked = sent.send(publish.unmarked(ledger.stuck))
     if ledger.rejected:
-        steps.append(publish.fail(ledger.rejected, policy))
+        written.failed = sent.send(publish.fail(ledger.rejected, policy))
     if ledger.late:
-        steps.append(publish.defer(ledger.late))
-    return [*steps, publish.COMMIT]
+        sent.send(publish.defer(ledger.late))
+    sent.commit()
+    return written
 
 
-def _sidestep(conn: Connection, ledger: Ledger) -> None:
+def _sidestep(ledger: Ledger) -> None:
     """Mark from now on without waiting for rows that somebody has locked (only plain marks ever wait)."""
-    conn.rollback()
     ledger.stuck |= ledger.confirmed
     ledger.confirmed.clear()
-
-
-def _note(ledger: Ledger, steps: Sequence[Statement[Any]], answers: Sequence[Any]) -> list[Failed]:
-    """Clear what has been written down; return what became of the rejected events."""
-    failed: list[Failed] = []
-    ledger.confirmed.clear()
-    ledger.rejected.clear()
-    ledger.late.clear()
-    for step, answer in zip(steps, answers, strict=False):
-        if step.query.name == "unmarked":
-            ledger.stuck = set(answer)
-        elif step.query.name == "fail":
-            failed = answer
-    return failed
-
-
-def _pipelined(conn: Connection, steps: Sequence[Statement[Any]]) -> list[Any]:
-    cursors = []
-    with conn.pipeline():
-        for step in steps:
-            cursor = conn.cursor(row_factory=tuple_row)
-            cursor.execute(step.query.text, step.params)
-            cursors.append(cursor)
-    return [
-        step.read(cursor.fetchall() if cursor.description else [])
-        for step, cursor in zip(steps, cursors, strict=True)
-    ]

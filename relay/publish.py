@@ -1,6 +1,6 @@
 """Read what is to be published, and write down what became of it.
 
-The read is five statements of one snapshot (REPEATABLE READ READ ONLY), in the order of `Look`; `relay.cycle`
+The read is five statements of one snapshot (REPEATABLE READ READ ONLY), in this order; `relay.cycle`
 sends them in one round trip. Marks and failures are transactions of their own before it.
 """
 
@@ -19,9 +19,6 @@ from relay.event import Event
 
 _SQL = load("relay", "publish")
 
-BEGIN_READ: Final = Statement(_SQL["begin_read"], {}, nothing)
-BEGIN_WRITE: Final = Statement(_SQL["begin_write"], {}, nothing)
-COMMIT: Final = Statement(_SQL["commit"], {}, nothing)
 ERROR_CHARACTERS: Final = 2000
 
 
@@ -158,6 +155,15 @@ _NO_HEADERS: Mapping[str, Any] = {}
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
+def _headers(text: str) -> Mapping[str, Any]:
+    if text == "{}":
+        return _NO_HEADERS
+    try:
+        return _decode(text)
+    except (ValueError, RecursionError):
+        return _NO_HEADERS  # no header worth having: numbers of thousands of digits, thousands of levels
+
+
 def _events(rows: Sequence[Row]) -> list[Event]:
     events = [
         Event(
@@ -169,7 +175,7 @@ def _events(rows: Sequence[Row]) -> list[Event]:
             event_type=row[5],
             payload=row[6],
             aggregate_type=row[7],
-            headers=_NO_HEADERS if row[8] == "{}" else _decode(row[8]),
+            headers=_headers(row[8]),
             created_at=row[9],
             attempts=row[10],
         )

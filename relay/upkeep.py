@@ -113,8 +113,10 @@ class Upkeep:
     def _sample(self, conn: Connection) -> None:
         try:
             self._bus.emit(execute(conn, lag()))
-        except psycopg.errors.QueryCanceled:
-            self._sample_at += 20 * self.config.sample_every  # too many unpublished rows to count often
+        except (psycopg.errors.QueryCanceled, psycopg.DataError):
+            self._sample_at += (
+                20 * self.config.sample_every
+            )  # too many rows to count often, or an infinite time
 
     def _prune(self, conn: Connection) -> None:
         """Delete old rows for at most a second, unless another relay is at it."""

@@ -16,6 +16,7 @@ from pgqueue.connection import execute
 from relay import Outbox, park, publish
 from relay.cycle import Connection as RelayConnection
 from relay.cycle import Ledger, connect, write
+from relay.event import Event, attributes, structured
 from relay.lag import lag
 from relay.prune import PAGE, prune, turn
 from relay.publish import RejectionPolicy
@@ -392,3 +393,43 @@ def test_only_one_relay_prunes_at_a_time(dsn: str, conn: Connection) -> None:
         assert not turn(other)
         conn.rollback()
         assert turn(other)
+
+
+ODD_ROWS = [
+    "INSERT INTO pgqueue.outbox (event_type, payload, created_at) VALUES ('e', '1', 'infinity')",
+    "INSERT INTO pgqueue.outbox (event_type, payload, created_at) VALUES ('e', '1', '-infinity')",
+    "INSERT INTO pgqueue.outbox (event_type, payload, created_at) VALUES ('e', '1', '20000-01-01')",
+    "INSERT INTO pgqueue.outbox (event_type, payload, created_at) VALUES ('e', '1', '4000-01-01 BC')",
+    (
+        "INSERT INTO pgqueue.outbox (event_type, payload, headers)"
+        " VALUES ('e', '1', ('{\"n\": ' || repeat('9', 9000) || '}')::jsonb)"
+    ),
+    (
+        "INSERT INTO pgqueue.outbox (event_type, payload, headers)"
+        " VALUES ('e', '1', (repeat('{\"n\": ', 3000) || '1' || repeat('}', 3000))::jsonb)"
+    ),
+    "INSERT INTO pgqueue.outbox (event_type, payload) VALUES ('e', ('1' || repeat('0', 100000))::jsonb)",
+    "INSERT INTO pgqueue.outbox (event_type, payload, aggregate_id, aggregate_version) VALUES (E'a\\nb', '1', '', -7)",
+]
+
+
+@pytest.mark.parametrize("odd", ODD_ROWS)
+def test_no_row_that_sql_accepts_stops_the_others(conn: Connection, relay_at: Maker, odd: str) -> None:
+    conn.execute(odd.encode())
+    add(conn, "a")
+    relay = relay_at()
+    events: list[Event] = []
+    relay.reject = events.append
+    relay.drain()
+    assert len(relay.log) == 2
+    assert all(json.loads(structured(event, "/s"))["id"] == event.idempotency_key for event in events[1:])
+    assert attributes(events[0], "/s")["id"] == events[0].idempotency_key
+
+
+def test_the_last_of_very_many_attempts_can_be_written_down(conn: Connection, relay_at: Maker) -> None:
+    (id_,) = add(conn, "a")
+    conn.execute("UPDATE pgqueue.outbox SET attempts = 32765 WHERE id = %s", [id_])
+    conn.commit()
+    relay = relay_at(policy=RejectionPolicy(max_attempts=32_767, base=1e-9, cap=1e-9), reject=lambda _: "no")
+    relay.drain()
+    assert one(conn, "SELECT (attempts, parked_at IS NOT NULL)::text FROM pgqueue.outbox") == "(32767,t)"
