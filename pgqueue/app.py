@@ -47,6 +47,8 @@ DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 5
 DEFAULT_MAX_ATTEMPTS = 5
 DEFAULT_TIMEOUT = 600.0
+#: A transactional handler holds row versions and delays floor proofs as long as it runs.
+TRANSACTION_TIMEOUT = 60.0
 DEFAULT_BACKOFF = Backoff()
 
 
@@ -97,19 +99,28 @@ class Prepared(Generic[P]):
 class JobType(Prepared[P]):
     """A registered handler with its policy. Calling it calls the handler directly, without any queue."""
 
-    __slots__ = ("codec", "handler", "is_async", "is_process", "job_parameter", "payload_parameter", "policy")
+    __slots__ = (
+        "codec", "handle_parameter", "handle_type", "handler", "is_async", "is_process", "job_parameter",
+        "payload_parameter", "policy",
+    )  # fmt: skip
 
-    def __init__(self, handler: Callable[..., Any], policy: Policy, *, process: bool) -> None:
+    def __init__(
+        self, handler: Callable[..., Any], policy: Policy, *, process: bool, transactional: bool
+    ) -> None:
         check_handler(policy.name, handler, process=process)
-        payload, job, kind = parameters(policy.name, handler)
-        self.codec = Codec(policy.name, kind, takes_payload=payload)
+        if process and transactional:
+            raise ConfigError(f"job {policy.name!r}: a handler is either process=True or transactional=True")
+        takes = parameters(policy.name, handler, transactional=transactional)
+        self.codec = Codec(policy.name, takes.payload_type, takes_payload=takes.payload)
         super().__init__(policy.name, self.codec, Options())
         self.handler = handler
         self.policy = policy
         self.is_async = inspect.iscoroutinefunction(handler)
         self.is_process = process
-        self.payload_parameter = payload
-        self.job_parameter = job
+        self.payload_parameter = takes.payload
+        self.job_parameter = takes.job
+        self.handle_parameter = takes.handle
+        self.handle_type = takes.handle_type
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler itself."""
@@ -133,7 +144,7 @@ class JobType(Prepared[P]):
     @property
     def timeout(self) -> float:
         """Seconds an attempt may take, math.inf = no limit, unless the job says otherwise."""
-        return self.policy.timeout or DEFAULT_TIMEOUT
+        return self.policy.timeout or (TRANSACTION_TIMEOUT if self.handle_type else DEFAULT_TIMEOUT)
 
 
 class _WithKeyword(Protocol[P_contra]):
@@ -164,6 +175,10 @@ class Register:
     def __call__(self, handler: Callable[[P, Job], Any]) -> JobType[P]: ...
     @overload
     def __call__(self, handler: _WithKeyword[P]) -> JobType[P]: ...
+    @overload
+    def __call__(self, handler: Callable[[P, Any], Any]) -> JobType[P]: ...
+    @overload
+    def __call__(self, handler: Callable[[P, Any, Any], Any]) -> JobType[P]: ...
     def __call__(self, handler: Callable[..., Any]) -> JobType[Any]:
         """Register the handler."""
         return self._make(handler)
@@ -188,17 +203,20 @@ class App:
         backoff: Backoff | None = None,
         timeout: Duration | None = None,
         process: bool = False,
+        transactional: bool = False,
     ) -> Register:
         """Register the decorated function as the handler of `name`.
 
         `priority` 0..9, lower runs first; `max_attempts` counts executions in all; `timeout` in seconds
         (math.inf: none); `process=True` runs the handler in a child process: for CPU-heavy work and for code
         that may crash or hold the interpreter lock. Such a handler is a plain `def` at the top of a module.
+        `transactional=True` hands it a session or connection (the parameter annotated with its type) whose
+        commit also acknowledges the job: its database effects happen exactly once. The handler does not commit.
         """
         policy = _policy(name, queue, priority, max_attempts, backoff, timeout)
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
-            kind = JobType[Any](handler, policy, process=process)
+            kind = JobType[Any](handler, policy, process=process, transactional=transactional)
             with self._lock:
                 if name in self._types:
                     first = self._types[name].handler

@@ -27,6 +27,7 @@ from pgqueue.loop import IdlePoll, Trouble
 from pgqueue.quota import Quota
 from pgqueue.round import Leases, Outcomes, Plan, Results, Rounds
 from pgqueue.shelf import Item, LaneHold, Shelf
+from pgqueue.sweep import Sweeper
 from pgqueue.writeoff import WriteOff
 
 #: Shelved jobs that nobody has started for so long go back to the queue: others may have a free slot.
@@ -71,10 +72,11 @@ class Engine:
         self._observe_every = 0.0
         self._moved = (0, 0.0)
         self._dry = False
-        self._alone = False
-        self._alone_id: int | None = None
         self._below: deque[str] = deque()
         self._unloaded = False
+        #: What the round under way writes: in doubt if the connection breaks.
+        self._sent: Results | None = None
+        self._sweeper = Sweeper(settings, hand, quota, intake, self._open)
         self.draining = threading.Event()
         self.abandoning = threading.Event()
         self.stopped = threading.Event()
@@ -122,7 +124,7 @@ class Engine:
         """Do one round; tell whether to go on without waiting, None if the database failed it."""
         try:
             more = self._turn()
-        except psycopg.Error as error:
+        except Exception as error:  # noqa: BLE001 - a loop that ends would keep its jobs for ever
             self._failed(error)
             return None
         self.alive_at = time.monotonic()
@@ -136,7 +138,7 @@ class Engine:
             return min(0.1, max(0.001, self._retry_at - time.monotonic()))
         if self._write_off.waiting or any(len(s.shelf) for s in self._slots) or self.draining.is_set():
             return self._settings.flush
-        if self._alone:
+        if self._sweeper.alone:
             return self._settings.flush
         return min(self._poll.delay(), max(0.001, self._turn_at - time.monotonic()))
 
@@ -145,28 +147,22 @@ class Engine:
         rounds = self._open()
         self._look_round()
         results = self._write_off.collect()
-        self._quota.leaving = len(results.done) + len(results.ended)
-        if self._alone and not self._hand.held and not results:
-            return self._run_alone()
+        self._quota.leaving = len(results.done) + len(results.applied) + len(results.ended)
+        if self._sweeper.alone and not self._hand.held and not results and not self.draining.is_set():
+            return self._sweeper.run_alone()
         now = time.monotonic()
         plan = self._plan(results, now)
         if plan is None:
             return False
         settled = self._intake.floors.horizon.settled
-        rounds.unsure.update(c.id for c in results.done)
+        self._sent = results
         out = rounds.run(plan)
+        self._sent = None
         rounds.unsure.clear()
         self._written(rounds, results, out)
         got, again = self._took(plan, settled, out)
-        if plan.observe and out.observation is not None:
-            self._observed_at, self._observe_every = now, min(0.25, 20 * out.observation.cost)
-            self._intake.floors.observed(out.observation.last, out.observation.holders, now)
-        if plan.arm:
-            self._armed_at = now
-        if plan.turn:
-            self._turn_at = now + self._settings.sweep
-            if out.sweep:
-                got += self._sweep(out.sweep)
+        self._note(plan, out, now)
+        got += self._swept(plan, out, now)
         if got:
             self._poll.reset()
         elif plan.wishes and not self._dry:
@@ -174,6 +170,21 @@ class Engine:
         if plan.wishes:
             self._dry = not got
         return again
+
+    def _note(self, plan: Plan, out: Outcomes, now: float) -> None:
+        """Note when what was done last, and what was seen."""
+        if plan.observe and out.observation is not None:
+            self._observed_at, self._observe_every = now, min(0.25, 20 * out.observation.cost)
+            self._intake.floors.observed(out.observation.last, out.observation.holders, now)
+        if plan.arm:
+            self._armed_at = now
+
+    def _swept(self, plan: Plan, out: Outcomes, now: float) -> int:
+        """Sweep if it is this process's turn; return how many jobs that brought."""
+        if not plan.turn:
+            return self._sweeper.more() if plan.wishes else 0
+        self._turn_at = now + self._settings.sweep
+        return self._sweeper.sweep(out.sweep) if out.sweep else 0
 
     def _look_round(self) -> None:
         """Take in what other threads have left."""
@@ -187,7 +198,7 @@ class Engine:
     def _plan(self, results: Results, now: float) -> Plan | None:
         """Decide what the next round does; None if there is nothing to do yet."""
         intake, queues = self._intake, self._settings.queues
-        claiming = not self._alone and not self.draining.is_set()
+        claiming = not self._sweeper.alone and not self.draining.is_set()
         wishes = intake.wishes() if claiming else []
         turn = queues if claiming and now >= self._turn_at else ()
         if not (wishes or turn or self._flushes(results, now)):
@@ -212,8 +223,6 @@ class Engine:
         if self._write_off.nudge:
             rounds.nudge(self._settings.queues)
             self._write_off.nudge = False
-        if self._alone_id is not None and self._alone_id not in self._hand.held:
-            self._alone, self._alone_id = False, None
 
     def _took(self, plan: Plan, settled: int, out: Outcomes) -> tuple[int, bool]:
         """Shelve what the round has claimed; return how much, and whether the next round should follow at once."""
@@ -239,35 +248,6 @@ class Engine:
             or len(self._hand.held) <= self._quota.leaving
             or bool(results.lanes)
         )
-
-    def _sweep(self, queues: Sequence[str]) -> int:
-        """Look at these queues from the start."""
-        began = time.monotonic()
-        free = self._quota.free()
-        wish = self._intake.sweep_wish(queues, max(0, min(free, 500)))
-        if not wish.levels:
-            return 0
-        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
-        answer, recovered, waiting = self._open().sweep(wish, ceilings, recovering=free > 0, alone=False)
-        got = self._intake.swept(wish, answer, recovered)
-        if waiting:
-            self._alone = True
-        cost = time.monotonic() - began
-        if 20 * cost > self._settings.sweep:
-            self._open().postpone(queues, 20 * cost)
-        return got
-
-    def _run_alone(self) -> bool:
-        """Take one suspect, now that nothing else is in hand; tell whether to go on without waiting."""
-        wish = self._intake.sweep_wish(self._settings.queues, 1)
-        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
-        _, found, _ = self._open().sweep(wish, ceilings, recovering=False, alone=True)
-        if not found:
-            self._alone = False
-            return True
-        self._alone_id = found[0].id
-        self._intake.shelve(self._intake.numbered(wish, found), recovered=1)
-        return False
 
     def _unstall(self, now: float) -> None:
         """Wake slots that missed work; give back shelved jobs that nobody here will start soon."""
@@ -319,12 +299,13 @@ class Engine:
         if self._rounds is None or self._rounds.connection.closed:
             unsure = self._rounds.unsure if self._rounds is not None else set()
             self._rounds = Rounds(self._connect(), self._leases, self._visibility, self._worker)
+            self._intake.take = self._rounds.take
             self._rounds.unsure = unsure
             self._intake.drop()
             self._armed_at = 0.0
         return self._rounds
 
-    def _failed(self, error: psycopg.Error) -> None:
+    def _failed(self, error: Exception) -> None:
         """Wait before the next try; a statement that fails on its own is tried result by result."""
         wait = self._trouble.failed()
         self._retry_at = time.monotonic() + wait
@@ -334,14 +315,23 @@ class Engine:
         rounds = self._rounds
         if rounds is None:
             return
-        if rounds.connection.closed or isinstance(error, psycopg.OperationalError):
+        if rounds.connection.closed and (sent := self._sent) is not None:
+            rounds.unsure.update(c.id for c in (*sent.done, *sent.applied, *(c for c, _ in sent.ended)))
+        self._sent = None
+        if isinstance(error, psycopg.OperationalError) or not isinstance(error, psycopg.Error):
             rounds.connection.close()
-        elif results := self._write_off.collect():
+        if rounds.connection.closed:
+            return
+        if results := self._write_off.collect():
             self._one_by_one(rounds, results)
 
     def _one_by_one(self, rounds: Rounds, results: Results) -> None:
         """Write results apart from each other, so that one that cannot be written does not keep the others."""
-        singles = [Results(done=[c]) for c in results.done] + [Results(ended=[e]) for e in results.ended]
+        singles = [
+            *(Results(done=[c]) for c in results.done),
+            *(Results(applied=[c]) for c in results.applied),
+            *(Results(ended=[e]) for e in results.ended),
+        ]
         for single in singles:
             try:
                 out = rounds.run(Plan(results=single))

@@ -89,6 +89,15 @@ class JobSucceeded(JobFinished):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlreadyApplied(Event):
+    """A job was skipped: another one of its name and idempotency key has been applied."""
+
+    job_id: int
+    name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesLost(Event):
     """Results were dropped because another claim holds these jobs now."""
 

@@ -52,6 +52,8 @@ class Hand:
         self.lanes_over: deque[LaneHold] = deque()
         #: Lanes whose next job another kind of slot must run.
         self.handed_on: deque[LaneHold] = deque()
+        #: Jobs that hold their idempotency key in the ledger.
+        self.keyed: set[int] = set()
         #: Jobs somebody asked to cancel, and jobs whose lease is gone.
         self.cancelled: set[int] = set()
         self.lost: set[int] = set()

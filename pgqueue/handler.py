@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from pgqueue.errors import ConfigError
 from pgqueue.job import Job
+
+#: What a transactional handler can be handed: (top package, class).
+HANDLES: Final = {
+    ("psycopg", "Connection"),
+    ("psycopg", "AsyncConnection"),
+    ("sqlalchemy", "Connection"),
+    ("sqlalchemy", "Session"),
+    ("sqlalchemy", "AsyncConnection"),
+    ("sqlalchemy", "AsyncSession"),
+}
 
 
 def check_handler(name: str, handler: Callable[..., Any], *, process: bool) -> None:
@@ -31,19 +42,69 @@ def check_handler(name: str, handler: Callable[..., Any], *, process: bool) -> N
         )
 
 
-def parameters(name: str, handler: Callable[..., Any]) -> tuple[bool, str | None, Any]:
-    """Read a handler's signature: has it a payload, which parameter takes the Job, the payload's type.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What a handler takes: a payload or not, of which type; the names of the Job's and the handle's parameters."""
 
-    Raises ConfigError for a signature that the runtime could not call.
+    payload: bool
+    payload_type: Any
+    job: str | None
+    handle: str | None
+    handle_type: type | None
+
+
+def parameters(name: str, handler: Callable[..., Any], *, transactional: bool = False) -> Parameters:
+    """Read a handler's signature. Raises ConfigError for one that the runtime could not call.
+
+    A transactional handler takes the handle of its transaction as the parameter annotated with its type.
     """
     hints = _hints(name, handler)
     given = list(inspect.signature(handler).parameters.values())
     contexts = [p for p in given if _is_job(p, hints)]
-    needed = [p for p in given if p not in contexts and p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if problem := _problem(given, contexts, needed):
+    handles = [p for p in given if _handle_type(hints.get(p.name)) is not None]
+    if problem := _handle_problem(handler, handles, hints, transactional=transactional):
+        raise ConfigError(f"job {name!r}: {problem}")
+    rest = [p for p in given if p not in handles]
+    needed = [p for p in rest if p not in contexts and p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if problem := _problem(rest, contexts, needed):
         raise ConfigError(f"job {name!r}: its handler takes {problem}")
-    job = contexts[0].name if contexts else None
-    return bool(needed), job, hints.get(needed[0].name, Any) if needed else Any
+    return Parameters(
+        payload=bool(needed),
+        payload_type=hints.get(needed[0].name, Any) if needed else Any,
+        job=contexts[0].name if contexts else None,
+        handle=handles[0].name if handles else None,
+        handle_type=_handle_type(hints[handles[0].name]) if handles else None,
+    )
+
+
+def _handle_type(hint: Any) -> type | None:
+    """Return the handle's type if an annotation names one: known by name, so that nothing is imported."""
+    kind = get_origin(hint) or hint
+    if isinstance(kind, type) and (kind.__module__.split(".")[0], kind.__qualname__) in HANDLES:
+        return kind
+    return None
+
+
+def _handle_problem(
+    handler: Callable[..., Any],
+    handles: list[inspect.Parameter],
+    hints: Mapping[str, Any],
+    *,
+    transactional: bool,
+) -> str | None:
+    if not transactional:
+        if handles:
+            return f"its handler takes {handles[0].name}, a database handle; set transactional=True to be given one"
+        return None
+    if len(handles) != 1 or handles[0].kind is inspect.Parameter.POSITIONAL_ONLY:
+        return "transactional=True takes one parameter annotated with " + ", ".join(
+            sorted({k for _, k in HANDLES})
+        )
+    kind = _handle_type(hints[handles[0].name])
+    is_async = kind is not None and kind.__qualname__.startswith("Async")
+    if is_async != inspect.iscoroutinefunction(handler):
+        return f"{'an async' if not is_async else 'a plain'} handler cannot work on {handles[0].name}; match the two"
+    return None
 
 
 def _problem(

@@ -79,6 +79,10 @@ class Job:
         """Whether this attempt should stop: the job was cancelled, timed out, or its lease was lost."""
         return self._cancelled
 
+    def ask_to_stop(self) -> None:
+        """Set `cancelled`; what the worker does when the attempt should end."""
+        self._cancelled = True
+
     def raise_if_cancelled(self) -> None:
         """Raise Cancelled if this attempt should stop; call it between the steps of a long handler."""
         if self._cancelled:
@@ -132,8 +136,18 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """Done, and the handler's own transaction has written it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The lease was lost while the handler ran; its transaction was rolled back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """Give the job back at once; the attempt does not count."""
 
 
-Outcome = Done | Retried | Buried | Snoozed | Dropped | Released
+Outcome = Done | Written | Fenced | Retried | Buried | Snoozed | Dropped | Released

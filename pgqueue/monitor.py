@@ -49,7 +49,7 @@ class Monitor:
 
     def _tell(self, running: Running) -> None:
         if running.job is not None:
-            running.job._cancelled = True
+            running.job.ask_to_stop()
         runner = self._runners[running.claimed.name]
         if running.cancel is not None:
             running.cancel()
@@ -62,7 +62,7 @@ class Monitor:
         if self._hand.running.pop(claimed.id, None) is None:
             return
         if running.job is not None:
-            running.job._cancelled = True
+            running.job.ask_to_stop()
         runner = self._runners[claimed.name]
         outcome = runner.timed_out(claimed, running.limit)
         lane = next((hold for hold in list(self._hand.lanes.values()) if claimed.id in hold.ids), None)

@@ -139,7 +139,7 @@ class ProcessRunner(Runner):
         #: Which child runs which job, for the one who has to kill it.
         self.at_work: dict[int, Child] = {}
 
-    def call(self, claimed: Claimed, job: Any) -> Outcome:
+    def call(self, claimed: Claimed, job: Any) -> Outcome:  # noqa: ARG002  the child builds its own context
         """Run the handler in a child process and wait for it."""
         child = self._children.take()
         self.at_work[claimed.id] = child
@@ -178,7 +178,7 @@ def _serve(pipe: Connection) -> None:
             runner = runners.get((module, qualname))
             if runner is None:
                 runner = runners[module, qualname] = Runner(_find(module, qualname))
-        except Exception as error:  # noqa: BLE001  the module may raise anything while it is imported
+        except Exception as error:  # noqa: BLE001 - the module may raise anything while it is imported
             pipe.send(_unimportable(claimed, error))
             continue
         pipe.send(BEGUN)

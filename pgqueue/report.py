@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Final
 
 from pgqueue.events import (
+    AlreadyApplied,
     Bus,
     DepthSampled,
     JobFinished,
@@ -46,6 +47,7 @@ class Report:
         bus.subscribe(JobsAcked, self._count)
         bus.subscribe(JobsReleased, self._released)
         bus.subscribe(LeasesLost, self._lost)
+        bus.subscribe(AlreadyApplied, self._applied)
         bus.subscribe(DepthSampled, self._sampled)
         bus.subscribe(LoopFailed, self._failed)
         bus.subscribe(LoopRecovered, self._works)
@@ -79,6 +81,9 @@ class Report:
     def _lost(self, event: LeasesLost) -> None:
         ids = ", ".join(map(str, event.job_ids[:10])) + (", .." if len(event.job_ids) > 10 else "")
         _log.warning("lease lost on %d jobs, their results were dropped: %s", len(event.job_ids), ids)
+
+    def _applied(self, event: AlreadyApplied) -> None:
+        _log.info("already applied %s %d key=%s", event.name, event.job_id, event.key)
 
     def _sampled(self, event: DepthSampled) -> None:
         now = time.monotonic()

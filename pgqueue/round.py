@@ -35,6 +35,7 @@ from pgqueue.claim import (
 from pgqueue.finish import Failed, ack, bury, drop, nudge, release, retry, snooze, still_mine
 from pgqueue.heartbeat import idle
 from pgqueue.job import Buried, Claim, Claimed, Dropped, Outcome, Released, Retried, Snoozed
+from pgqueue.ledger import Keyed, applied, apply, take
 from pgqueue.pipeline import Pending, Pipeline
 from pgqueue.shelf import LaneHold
 from pgqueue.statement import Row
@@ -58,11 +59,13 @@ class Results:
     """What is to be written: jobs done, attempts that ended otherwise, lanes to give back."""
 
     done: list[Claimed] = field(default_factory=list)
+    #: Done, and to be noted in the idempotency ledger.
+    applied: list[Claimed] = field(default_factory=list)
     ended: list[tuple[Claimed, Outcome]] = field(default_factory=list)
     lanes: list[LaneHold] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.done or self.ended or self.lanes)
+        return bool(self.done or self.applied or self.ended or self.lanes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +224,15 @@ class Rounds:
         answer = late.result() if late else Answer(jobs=[], full={}, keyed=False)
         return answer, found.result() if found else [], waiting.result()
 
+    def take(self, jobs: Sequence[Keyed]) -> tuple[set[int], set[int]]:
+        """Take the idempotency keys of claimed jobs; return the ids that have theirs, and those applied before."""
+        with Pipeline(self.connection) as p:
+            p.begin()
+            taken = p.send(take(jobs))
+            p.commit()
+            before = p.send(applied(jobs))
+        return set(taken.result()), set(before.result())
+
     def nudge(self, queues: Sequence[str]) -> None:
         """Tell the other workers of these queues that jobs were given back."""
         with Pipeline(self.connection) as p:
@@ -237,7 +249,7 @@ class Rounds:
         p.run("SET LOCAL lock_timeout = '250ms'")
         if plan.results.done:
             sent.acked = p.send(ack(plan.results.done))
-        sent.ends = self._send_ends(p, plan.results.ended)
+        sent.ends = self._send_ends(p, plan.results)
         for wish in plan.wishes:
             statement = claim(
                 wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, plan.route_floors
@@ -254,15 +266,16 @@ class Rounds:
             sent.turned = p.send(sweep_turn(plan.turn, plan.sweep_period))
         p.commit()
 
-    def _send_ends(
-        self, p: Pipeline, ended: Sequence[tuple[Claimed, Outcome]]
-    ) -> list[tuple[list[int], Pending[list[int]]]]:
+    def _send_ends(self, p: Pipeline, results: Results) -> list[tuple[list[int], Pending[list[int]]]]:
+        ended = results.ended
         retried = [Failed(claim=_claim(c), outcome=o) for c, o in ended if isinstance(o, Retried)]
         buried = [Failed(claim=_claim(c), outcome=o) for c, o in ended if isinstance(o, Buried)]
         snoozed = [(_claim(c), o.delay) for c, o in ended if isinstance(o, Snoozed)]
         released = [_claim(c) for c, o in ended if isinstance(o, Released)]
         dropped = [_claim(c) for c, o in ended if isinstance(o, Dropped)]
         sent = []
+        if results.applied:
+            sent.append(([c.id for c in results.applied], p.send(apply([_claim(c) for c in results.applied]))))
         if retried:
             sent.append(([f.claim.id for f in retried], p.send(retry(retried, self._worker))))
         if buried:
@@ -300,7 +313,7 @@ class Rounds:
             return
         claims = [
             _claim(c)
-            for c in itertools.chain(results.done, (c for c, _ in results.ended))
+            for c in itertools.chain(results.done, results.applied, (c for c, _ in results.ended))
             if c.id in out.lost
         ]
         with Pipeline(self.connection) as p:
@@ -318,7 +331,7 @@ class Rounds:
             p.begin()
             if results.done:
                 sent.acked = p.send(ack(results.done, skip=True))
-            sent.ends = self._send_ends(p, results.ended)
+            sent.ends = self._send_ends(p, results)
             p.commit()
         self._settle(results, sent, out)
         return out

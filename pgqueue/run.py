@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import random
 import traceback
+from collections.abc import Coroutine, Generator
 from contextvars import Context
 from typing import Any
 
@@ -56,8 +57,14 @@ class Runner:
             else:
                 arguments, named = self.arguments(claimed, job)
                 Context().run(self._handler, *arguments, **named)
-        except BaseException as error:  # noqa: BLE001  a handler may raise anything; it becomes the outcome
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything; it becomes the outcome
             return self.failed(claimed, error)
+        return DONE
+
+    async def acall(self, claimed: Claimed, job: Job | None) -> Outcome:
+        """Run an `async def` handler to its end, in a context of its own; what it raises is the caller's."""
+        arguments, named = self.arguments(claimed, job)
+        await Isolated(self.kind.handler(*arguments, **named))
         return DONE
 
     def arguments(self, claimed: Claimed, job: Job | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -136,6 +143,34 @@ class Runner:
         return self.kind.backoff
 
 
+def idempotency_key(claimed: Claimed) -> str:
+    """Return the job's idempotency key; empty if it has none."""
+    return own_policy(claimed).get("idempotency_key") or ""
+
+
+class Isolated:
+    """Drives a coroutine inside a context of its own, without a task of its own."""
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        context, coroutine = Context(), self._coroutine
+        try:
+            waiting = context.run(coroutine.send, None)
+            while True:
+                try:
+                    value = yield waiting
+                except BaseException as error:  # noqa: BLE001 - cancellation and errors belong to the handler's coroutine
+                    waiting = context.run(coroutine.throw, error)
+                else:
+                    waiting = context.run(coroutine.send, value)
+        except StopIteration:
+            return
+
+
 class Undecodable(Exception):
     """The payload is not what the handler's type says."""
 
@@ -168,11 +203,11 @@ def failure_of(error: BaseException) -> Failure:
     """Describe an error in texts that Postgres can store: capped, no NUL, no lone surrogate, no local variables."""
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001  __str__ of a foreign error may fail
+    except Exception:  # noqa: BLE001 - __str__ of a foreign error may fail
         message = "(its message could not be read)"
     try:
         trace = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001  as above, for the errors it was raised from
+    except Exception:  # noqa: BLE001 - as above, for the errors it was raised from
         trace = ""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

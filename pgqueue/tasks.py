@@ -11,8 +11,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Generator, Mapping, Sequence
-from contextvars import Context
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 from pgqueue.errors import Cancelled
@@ -44,6 +43,7 @@ class TaskSlots:
         self._low = 0
         self._stopping = False
         self._abandon = False
+        self._last: Callable[[], Coroutine[Any, Any, None]] | None = None
         #: Which attempt each task is at, and the attempts that were cancelled from outside.
         self._at: dict[asyncio.Task[None], object] = {}
         self._struck: set[object] = set()
@@ -85,8 +85,9 @@ class TaskSlots:
         for task, at in list(self._at.items()):
             self._cancel(task, at)
 
-    def close(self) -> None:
-        """End the event loop, and with it whatever tasks the handlers left behind."""
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """End the event loop, and with it whatever tasks the handlers left behind; `last` is what it runs last."""
+        self._last = last
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1.0)
 
@@ -100,6 +101,8 @@ class TaskSlots:
                     task.cancel()
                 loop.run_until_complete(asyncio.wait(left, timeout=0.5))
             loop.run_until_complete(loop.shutdown_asyncgens())
+            if self._last is not None:
+                loop.run_until_complete(asyncio.wait_for(self._last(), 0.5))
         finally:
             loop.close()
 
@@ -185,8 +188,7 @@ class TaskSlots:
 
     async def _call(self, runner: Runner, claimed: Claimed, job: Job | None, at: object) -> Outcome:
         try:
-            arguments, named = runner.arguments(claimed, job)
-            await Isolated(runner.kind.handler(*arguments, **named))
+            outcome = await runner.acall(claimed, job)
         except asyncio.CancelledError as error:
             if at not in self._struck:  # the handler's own doing: a failure like any other
                 return runner.failed(claimed, error)
@@ -196,7 +198,7 @@ class TaskSlots:
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
             # A handler may raise anything; it becomes the outcome. The last two would end the event loop.
             return runner.failed(claimed, error)
-        return DONE
+        return outcome
 
     def _cancel(self, task: asyncio.Task[None], at: object) -> None:
         """Cancel one attempt from another thread, unless it has ended and the task is at the next one."""
@@ -206,26 +208,3 @@ class TaskSlots:
         if self._at.get(task) is at:
             self._struck.add(at)
             task.cancel()
-
-
-class Isolated:
-    """Drives a coroutine inside a context of its own, without a task of its own."""
-
-    __slots__ = ("_coroutine",)
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        context, coroutine = Context(), self._coroutine
-        try:
-            waiting = context.run(coroutine.send, None)
-            while True:
-                try:
-                    value = yield waiting
-                except BaseException as error:  # noqa: BLE001  cancellation and errors belong to the handler's coroutine
-                    waiting = context.run(coroutine.throw, error)
-                else:
-                    waiting = context.run(coroutine.send, value)
-        except StopIteration:
-            return

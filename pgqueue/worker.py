@@ -22,7 +22,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.app import App
+from pgqueue.app import App, JobType
 from pgqueue.config import WorkerSettings
 from pgqueue.connection import execute
 from pgqueue.declare import declare
@@ -41,9 +41,13 @@ from pgqueue.round import Leases
 from pgqueue.run import Runner
 from pgqueue.schema_version import require_schema
 from pgqueue.shelf import Shelf
+from pgqueue.statement import Statement, load, nothing
 from pgqueue.tasks import TaskSlots
 from pgqueue.threads import ThreadSlots
+from pgqueue.transact import TransactionalRunner, Transactions
 from pgqueue.writeoff import WriteOff
+
+_SQL = load("pgqueue", "worker")
 
 PRIORITIES = range(10)
 CONNECTIONS = 2
@@ -79,14 +83,18 @@ class Worker:
         levels = [("", 0), *((queue, priority) for queue in settings.queues for priority in PRIORITIES)]
         self._nonce = self._register()
         children = Children()
+        self._transactions = Transactions(self._dsn, self.name, settings.concurrency)
         runners: dict[str, Runner] = {
-            name: ProcessRunner(kind, children, levels) if kind.is_process else Runner(kind)
-            for name, kind in self._app.types.items()
+            name: self._runner(kind, children, levels) for name, kind in self._app.types.items()
         }
         common: dict[str, Any] = {
-            "runners": runners, "levels": levels, "hand": hand, "size": settings.concurrency, "reserved": settings.reserved,
+            "runners": runners,
+            "levels": levels,
+            "hand": hand,
+            "size": settings.concurrency,
+            "reserved": settings.reserved,
             "report_all": self.bus.wants(JobSucceeded),
-        }  # fmt: skip
+        }
         threads = ThreadSlots(Shelf(settings.queues), **common)
         is_async = any(runner.kind.is_async for runner in runners.values())
         tasks = TaskSlots(Shelf(settings.queues), **common) if is_async else None
@@ -104,14 +112,26 @@ class Worker:
         self._write_off = WriteOff(hand, intake, levels, self.bus)
         self._hand, self._children, self._tasks = hand, children, tasks
         self._engine = Engine(
-            settings=settings, hand=hand, quota=quota, intake=intake, write_off=self._write_off,
-            slots=[s for s in (threads, tasks) if s is not None], leases=Leases(self._nonce), connect=self._connect,
-            bus=self.bus, worker=self.name,
-        )  # fmt: skip
+            settings=settings,
+            hand=hand,
+            quota=quota,
+            intake=intake,
+            write_off=self._write_off,
+            slots=[s for s in (threads, tasks) if s is not None],
+            leases=Leases(self._nonce),
+            connect=self._connect,
+            bus=self.bus,
+            worker=self.name,
+        )
         self._pulse = Pulse(
-            settings=settings, hand=hand, engine=self._engine, monitor=Monitor(hand, runners), connect=self._connect,
-            bus=self.bus, nonce=self._nonce,
-        )  # fmt: skip
+            settings=settings,
+            hand=hand,
+            engine=self._engine,
+            monitor=Monitor(hand, runners),
+            connect=self._connect,
+            bus=self.bus,
+            nonce=self._nonce,
+        )
         self._threads = [
             threading.Thread(target=self._engine.run, name="pgqueue-engine", daemon=True),
             threading.Thread(target=self._pulse.run, name="pgqueue-pulse", daemon=True),
@@ -159,10 +179,11 @@ class Worker:
                 self._hand.wake.set()
                 self._engine.stopped.wait(5.0)
         self._children.close()
+        self._transactions.close()
         self._pulse.stop()
         self._threads[1].join(5.0)
         if self._tasks is not None:
-            self._tasks.close()
+            self._tasks.close(self._transactions.aclose)
         self._unregister()
         self.bus.emit(WorkerStopped(released=self._write_off.released))
         self._ended = ended
@@ -185,6 +206,11 @@ class Worker:
         """How many jobs this process holds, running or not."""
         return len(self._hand.held)
 
+    def _runner(self, kind: JobType[Any], children: Children, levels: list[tuple[str, int]]) -> Runner:
+        if kind.is_process:
+            return ProcessRunner(kind, children, levels)
+        return TransactionalRunner(kind, self._transactions) if kind.handle_type else Runner(kind)
+
     def _connect(self) -> psycopg.Connection[Any]:
         return connect(self._dsn, self.name)
 
@@ -196,9 +222,14 @@ class Worker:
             while True:
                 nonce = random.SystemRandom().randrange(1, 2**31)
                 entry = register(
-                    nonce=nonce, host=socket.gethostname(), pid=os.getpid(), version=_version(), queues=self.settings.queues,
-                    names=list(self._app.types), concurrency=self.settings.concurrency,
-                )  # fmt: skip
+                    nonce=nonce,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    version=_version(),
+                    queues=self.settings.queues,
+                    names=list(self._app.types),
+                    concurrency=self.settings.concurrency,
+                )
                 if execute(connection, entry) is not None:
                     return nonce
 
@@ -211,28 +242,25 @@ class Worker:
 
 
 def connect(dsn: str, name: str, timeout: int = 10) -> psycopg.Connection[Any]:
-    """Open a connection of a worker: autocommit, read-write, one that notices a dead peer, and index plans only.
-
-    Statements are prepared while tables may be empty; a sequential or bitmap scan chosen then would be kept when
-    they hold millions of rows.
-    """
+    """Open a connection of a worker: autocommit, read-write, index plans only, one that notices a dead peer."""
     connection = psycopg.connect(
-        dsn, autocommit=True, prepare_threshold=0, application_name=f"pgqueue-worker {name}"[:63], connect_timeout=timeout,
-        keepalives_idle=10, keepalives_interval=5, keepalives_count=3, tcp_user_timeout=20_000, target_session_attrs="read-write",
-    )  # fmt: skip
+        dsn,
+        autocommit=True,
+        prepare_threshold=0,
+        application_name=f"pgqueue-worker {name}"[:63],
+        connect_timeout=timeout,
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+        tcp_user_timeout=20_000,
+        target_session_attrs="read-write",
+    )
     try:
-        connection.execute(SETTINGS, prepare=False)
+        execute(connection, Statement(_SQL["settings"], {}, nothing))
     except psycopg.Error:
         connection.close()
         raise
     return connection
-
-
-SETTINGS = """
-SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
-       set_config('DateStyle', 'ISO', false), set_config('statement_timeout', '60s', false),
-       set_config('idle_in_transaction_session_timeout', '60s', false), set_config('search_path', '', false)
-"""
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, JobSucceeded, LeasesLost
 from pgqueue.hand import Ended, Hand
 from pgqueue.intake import Intake
-from pgqueue.job import Claimed, Done, Outcome, Released, Retried, Snoozed
+from pgqueue.job import Claimed, Done, Fenced, Outcome, Released, Retried, Snoozed, Written
 from pgqueue.round import Outcomes, Results
 from pgqueue.shelf import LaneHold
 
@@ -20,6 +20,8 @@ _ID = attrgetter("id")
 
 _WORDS = {
     "Done": "ok",
+    "Written": "ok",
+    "Fenced": "lost",
     "Retried": "retry",
     "Buried": "dead",
     "Snoozed": "snooze",
@@ -71,15 +73,22 @@ class WriteOff:
         self._done.extend(_drain(hand.done))
         for ended in _drain(hand.ended):
             self._tell(ended)
-            if isinstance(ended.outcome, Done):
-                self._done.append(ended.claimed)
-            else:
-                self._ended.append((ended.claimed, ended.outcome))
+            match ended.outcome:
+                case Done():
+                    self._done.append(ended.claimed)
+                case Written() | Fenced():
+                    self._strike(ended)
+                case _:
+                    self._ended.append((ended.claimed, ended.outcome))
         self._done.sort(key=_ID)
         for lane in self._lanes:
             self._ended.extend((claimed, Released()) for claimed in lane.jobs if claimed.id in hand.held)
             lane.jobs.clear()
-        return Results(done=list(self._done), ended=list(self._ended), lanes=self._ready_lanes())
+        done, applied = list(self._done), []
+        if hand.keyed:
+            applied = [c for c in done if c.id in hand.keyed]
+            done = [c for c in done if c.id not in hand.keyed]
+        return Results(done=done, applied=applied, ended=list(self._ended), lanes=self._ready_lanes())
 
     def settle(self, results: Results, out: Outcomes) -> None:
         """Forget what the round has written; keep what it could not."""
@@ -87,9 +96,10 @@ class WriteOff:
         strike = hand.held.pop
         for job_id in gone:
             strike(job_id, None)
-        if hand.cancelled or hand.lost:
+        if hand.cancelled or hand.lost or hand.keyed:
             hand.cancelled -= gone
             hand.lost -= gone
+            hand.keyed -= gone
         if len(gone) == len(self._done) + len(self._ended):
             self._done, self._ended = [], []
         else:
@@ -99,9 +109,9 @@ class WriteOff:
             for lane in results.lanes:
                 hand.lanes.pop((lane.queue, lane.key, lane.lease), None)
             self._lanes = [lane for lane in self._lanes if lane not in results.lanes]
-        if done := len(results.done):
+        if done := len(results.done) + len(results.applied):
             if out.lost or out.locked:
-                done = sum(c.id in out.finished for c in results.done)
+                done = sum(c.id in out.finished for c in (*results.done, *results.applied))
             self._bus.emit(JobsAcked(count=done))
         if released := sum(isinstance(o, Released) and c.id in out.finished for c, o in results.ended):
             self.released += released
@@ -112,11 +122,22 @@ class WriteOff:
 
     def forget(self, results: Results) -> None:
         """Drop results that cannot be written."""
-        gone = {c.id for c in results.done} | {c.id for c, _ in results.ended}
+        gone = {c.id for c in (*results.done, *results.applied)} | {c.id for c, _ in results.ended}
         self._done = [c for c in self._done if c.id not in gone]
         self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
         for job_id in gone:
             self._hand.held.pop(job_id, None)
+
+    def _strike(self, ended: Ended) -> None:
+        """Strike a job off whose handler's own transaction has decided."""
+        job_id = ended.claimed.id
+        self._hand.held.pop(job_id, None)
+        self._hand.keyed.discard(job_id)
+        self._hand.cancelled.discard(job_id)
+        if isinstance(ended.outcome, Written):
+            self._bus.emit(JobsAcked(count=1))
+        else:
+            self._bus.emit(LeasesLost(job_ids=(job_id,)))
 
     def _ready_lanes(self) -> list[LaneHold]:
         """Return the lanes whose jobs are all written, or acked in the coming round.
@@ -131,7 +152,7 @@ class WriteOff:
     def _tell(self, ended: Ended) -> None:
         outcome: Any = ended.outcome
         failure = getattr(outcome, "failure", None)
-        kind = JobSucceeded if isinstance(outcome, Done) else JobFinished
+        kind = JobSucceeded if isinstance(outcome, Done | Written) else JobFinished
         self._bus.emit(
             kind(
                 job_id=ended.claimed.id,

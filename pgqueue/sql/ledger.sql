@@ -1,0 +1,45 @@
+-- name: take
+-- Right before dispatch: these jobs hold their (name, key) now. Held by another job only while that one's lease lives.
+INSERT INTO pgqueue.effect AS e (name, key, job_id, lease)
+SELECT DISTINCT ON (t.n, t.k) t.n, t.k, t.j, t.l
+FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[], %(leases)s::bigint[]) AS t(n, k, j, l)
+ORDER BY t.n, t.k, t.j
+ON CONFLICT (name, key) DO UPDATE SET job_id = excluded.job_id, lease = excluded.lease
+WHERE e.applied_at IS NULL AND NOT EXISTS (
+  SELECT FROM pgqueue.job j
+  WHERE j.id = e.job_id AND j.id <> excluded.job_id AND j.lease = e.lease AND j.deadline > clock_timestamp())
+RETURNING e.job_id
+
+-- name: applied
+-- Which of these (name, key) have been applied.
+SELECT t.j FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS t(n, k, j)
+JOIN pgqueue.effect e ON e.name = t.n AND e.key = t.k WHERE e.applied_at IS NOT NULL
+
+-- name: apply
+-- Success: the ledger says so and the job goes, in one statement, or neither. Passes rows somebody else has locked.
+WITH l AS MATERIALIZED (
+  SELECT x.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
+  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
+d AS (
+  DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
+  RETURNING j.id, j.queue, j.name, j.idempotency_key, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+e AS (
+  UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
+  WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id),
+t AS (
+  INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
+  SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name)
+SELECT d.id FROM d
+
+-- name: seal
+-- The last statement of a transactional handler: the job goes with its effects, and the ledger with both. It waits for
+-- a lock on the row, as its caller's transaction can do nothing else.
+WITH d AS (
+  DELETE FROM pgqueue.job j WHERE j.id = %(id)s::bigint AND j.lease = %(lease)s::bigint
+  RETURNING j.id, j.queue, j.name, j.idempotency_key, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+e AS (
+  UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
+  WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id),
+t AS (
+  INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s) SELECT d.queue, d.name, 'ok', 1, extract(epoch FROM d.wait) FROM d)
+SELECT d.id FROM d

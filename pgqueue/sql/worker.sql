@@ -1,0 +1,8 @@
+-- name: settings
+-- Statements are prepared while tables may be empty: a sequential or bitmap scan chosen then would be kept when they
+-- hold millions of rows, so only index plans are left. Time-outs end what a broken network or a bug would hold for ever.
+SELECT pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_config('enable_bitmapscan', 'off', false),
+  pg_catalog.set_config('jit', 'off', false), pg_catalog.set_config('DateStyle', 'ISO', false),
+  pg_catalog.set_config('statement_timeout', '60s', false),
+  pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', false),
+  pg_catalog.set_config('search_path', '', false)

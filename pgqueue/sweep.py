@@ -1,0 +1,70 @@
+"""The sweep: looks at queues from their start, for late commits and for jobs whose worker was lost.
+
+A job that lost its worker is a suspect: it may be what killed it. The first time it runs with seven others at
+most, and the next few are taken when these have ended; from the second time it runs with nothing beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from pgqueue.config import MAX_CLAIM, WorkerSettings
+from pgqueue.hand import Hand
+from pgqueue.intake import Intake
+from pgqueue.quota import Quota
+from pgqueue.round import Rounds
+
+
+class Sweeper:
+    """Sweeps for one process. Everything here runs in the engine's thread."""
+
+    def __init__(
+        self, settings: WorkerSettings, hand: Hand, quota: Quota, intake: Intake, rounds: Callable[[], Rounds]
+    ) -> None:
+        self._settings = settings
+        self._hand = hand
+        self._quota = quota
+        self._intake = intake
+        self._rounds = rounds
+        self._suspects: frozenset[int] = frozenset()
+        self._suspected: Sequence[str] = ()
+        #: Whether a suspect waits for the rest to end, or runs with nothing beside it: nothing else is claimed.
+        self.alone = False
+
+    def sweep(self, queues: Sequence[str]) -> int:
+        """Look at these queues from the start; return how many jobs were taken."""
+        began = time.monotonic()
+        free = self._quota.free()
+        wish = self._intake.sweep_wish(queues, max(0, min(free, MAX_CLAIM)))
+        if not wish.levels:
+            return 0
+        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
+        recovering = free > 0 and self._suspects.isdisjoint(self._hand.held)
+        answer, recovered, self.alone = self._rounds().sweep(
+            wish, ceilings, recovering=recovering, alone=False
+        )
+        if recovering:
+            self._suspects, self._suspected = frozenset(c.id for c in recovered), queues
+        got = self._intake.swept(wish, answer, recovered)
+        cost = time.monotonic() - began
+        if 20 * cost > self._settings.sweep:
+            self._rounds().postpone(queues, 20 * cost)
+        return got
+
+    def more(self) -> int:
+        """Take the next suspects if the last ones have ended: that needs no turn."""
+        if not self._suspects or not self._suspects.isdisjoint(self._hand.held):
+            return 0
+        return self.sweep(self._suspected)
+
+    def run_alone(self) -> bool:
+        """Take one suspect, now that nothing else is in hand; tell whether to go on without waiting."""
+        wish = self._intake.sweep_wish(self._settings.queues, 1)
+        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
+        _, found, _ = self._rounds().sweep(wish, ceilings, recovering=False, alone=True)
+        if not found:
+            self.alone = False
+            return True
+        self._intake.shelve(self._intake.numbered(wish, found), recovered=1)
+        return False

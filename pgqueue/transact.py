@@ -1,0 +1,211 @@
+"""Transactional handlers: effects and acknowledgement in one commit.
+
+The handler gets a handle on a READ COMMITTED transaction of its own. When it returns, the job's acknowledgement
+(and its idempotency key) is the transaction's last statement, fenced by the lease: the commit makes the effects
+and the end of the job true together, and a lost lease undoes both. Exactly once, as far as effects are rows of
+this database. A handler that commits or rolls back by itself does so on a savepoint.
+
+Connections come from a pool of this process, one for each handler at work. Such a transaction holds back vacuum
+and the floors' proof, so it is short: the server ends what exceeds the job's timeout.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
+from typing import Any
+
+import psycopg
+
+from pgqueue.app import JobType
+from pgqueue.connection import execute, execute_async
+from pgqueue.errors import LeaseLost
+from pgqueue.job import Claim, Claimed, Fenced, Job, Outcome, Written
+from pgqueue.ledger import seal
+from pgqueue.run import Isolated, Runner
+from pgqueue.statement import Statement, load, nothing
+
+_SQL = load("pgqueue", "transact")
+WRITTEN = Written()
+#: The handler's handle, and the one its acknowledgement goes through when `end` was called.
+Opened = tuple[Any, Any]
+
+
+class TransactionalRunner(Runner):
+    """Runs the jobs of one transactional job type."""
+
+    __slots__ = ("_handle", "_transactions")
+
+    def __init__(self, kind: JobType[Any], transactions: Transactions) -> None:
+        super().__init__(kind)
+        self.plain = False
+        self._transactions = transactions
+        self._handle = kind.handle_parameter or ""
+
+    def call(self, claimed: Claimed, job: Job | None) -> Outcome:
+        """Run a `def` handler and its acknowledgement in one transaction."""
+        try:
+            arguments, named = self.arguments(claimed, job)
+            with self._transactions.begin(self.kind.handle_type, self.timeout(claimed)) as (handle, base):
+                Context().run(self.kind.handler, *arguments, **named, **{self._handle: handle})
+                if handle is not base:
+                    handle.commit()
+                if not execute(base, seal(Claim(claimed.id, claimed.lease))):
+                    raise LeaseLost(claimed.id, claimed.lease)
+        except BaseException as error:  # noqa: BLE001  a handler may raise anything; it becomes the outcome
+            return self._ended(claimed, error)
+        return WRITTEN
+
+    async def acall(self, claimed: Claimed, job: Job | None) -> Outcome:
+        """Run an `async def` handler and its acknowledgement in one transaction."""
+        try:
+            arguments, named = self.arguments(claimed, job)
+            async with self._transactions.abegin(self.kind.handle_type, self.timeout(claimed)) as (
+                handle,
+                base,
+            ):
+                await Isolated(self.kind.handler(*arguments, **named, **{self._handle: handle}))
+                if handle is not base:
+                    await handle.commit()
+                if not await execute_async(base, seal(Claim(claimed.id, claimed.lease))):
+                    raise LeaseLost(claimed.id, claimed.lease)
+        except Exception as error:  # noqa: BLE001  as above; cancellation is the caller's
+            return self._ended(claimed, error)
+        return WRITTEN
+
+    def _ended(self, claimed: Claimed, error: BaseException) -> Outcome:
+        if isinstance(error, LeaseLost) and error.job_id == claimed.id:
+            return Fenced()
+        return self.failed(claimed, error)
+
+
+class Transactions:
+    """Opens the transactions of one process: psycopg's and SQLAlchemy's handles, from pools made when first needed."""
+
+    def __init__(self, dsn: str, name: str, size: int) -> None:
+        self._dsn = dsn
+        self._size = size
+        self._options: dict[str, Any] = {
+            "application_name": f"pgqueue-handler {name}"[:63],
+            "connect_timeout": 10,
+        }
+        self._idle: deque[psycopg.Connection[Any]] = deque()
+        self._idle_async: deque[psycopg.AsyncConnection[Any]] = deque()
+        self._engine: Any = None
+        self._async_engine: Any = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def begin(self, kind: type | None, limit: float) -> Iterator[Opened]:
+        """Open a transaction for a handle of this kind; commit it unless the block raises."""
+        if kind is None or not kind.__module__.startswith("sqlalchemy"):
+            with self._connection() as connection, connection.transaction():
+                execute(connection, _limits(limit))
+                yield connection, connection
+            return
+        with self._alchemy().connect() as connection, connection.begin():
+            execute(connection, _limits(limit))
+            if kind.__qualname__ == "Connection":
+                yield connection, connection
+                return
+            from sqlalchemy.orm import Session
+
+            with Session(connection, join_transaction_mode="create_savepoint") as session:
+                yield session, connection
+
+    @asynccontextmanager
+    async def abegin(self, kind: type | None, limit: float) -> AsyncIterator[Opened]:
+        """Open a transaction for an asynchronous handle of this kind."""
+        if kind is None or not kind.__module__.startswith("sqlalchemy"):
+            async with self._async_connection() as connection, connection.transaction():
+                await execute_async(connection, _limits(limit))
+                yield connection, connection
+            return
+        async with self._async_alchemy().connect() as connection, connection.begin():
+            await execute_async(connection, _limits(limit))
+            if kind.__qualname__ == "AsyncConnection":
+                yield connection, connection
+                return
+            from sqlalchemy.ext.asyncio import AsyncSession
+
+            async with AsyncSession(connection, join_transaction_mode="create_savepoint") as session:
+                yield session, connection
+
+    async def aclose(self) -> None:
+        """Close what is idle of the asynchronous kind; on the loop that opened it."""
+        while self._idle_async:
+            await self._idle_async.pop().close()
+        if self._async_engine is not None:
+            await self._async_engine.dispose()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while self._idle:
+            self._idle.pop().close()
+        if self._engine is not None:
+            self._engine.dispose()
+
+    @contextmanager
+    def _connection(self) -> Iterator[psycopg.Connection[Any]]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            yield connection
+        finally:
+            if not connection.closed:
+                self._idle.append(connection)
+
+    @asynccontextmanager
+    async def _async_connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        try:
+            connection = self._idle_async.pop()
+        except IndexError:
+            connection = await self._aconnect()
+        try:
+            yield connection
+        finally:
+            if not connection.closed:
+                self._idle_async.append(connection)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(self._dsn, **self._options)
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
+
+    async def _aconnect(self) -> psycopg.AsyncConnection[Any]:
+        connection = await psycopg.AsyncConnection.connect(self._dsn, **self._options)
+        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        return connection
+
+    def _alchemy(self) -> Any:
+        with self._lock:
+            if self._engine is None:
+                from sqlalchemy import create_engine
+
+                self._engine = create_engine(
+                    "postgresql+psycopg://", creator=self._connect, pool_size=self._size, pool_pre_ping=True
+                )
+            return self._engine
+
+    def _async_alchemy(self) -> Any:
+        if self._async_engine is None:  # only ever asked on the one event loop
+            from sqlalchemy.ext.asyncio import create_async_engine
+
+            self._async_engine = create_async_engine(
+                "postgresql+psycopg://",
+                async_creator=self._aconnect,
+                pool_size=self._size,
+                pool_pre_ping=True,
+            )
+        return self._async_engine
+
+
+def _limits(seconds: float) -> Statement[None]:
+    milliseconds = 0 if seconds == math.inf else max(1, int(seconds * 1000))
+    return Statement(_SQL["limits"], {"ms": str(milliseconds)}, nothing)
