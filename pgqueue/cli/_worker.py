@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import click
 
+from pgqueue.app import DEFAULT_QUEUE, App
 from pgqueue.cli import Command, database, dsn_option, option
 from pgqueue.cli._app import Duration, load_app, stop_on_signals
 from pgqueue.cli._processes import stop_with_parent, supervise
@@ -116,7 +118,9 @@ def command(app: str, dsn: str | None, **options: Any) -> None:
             sys.exit(supervise(options["processes"], url, options["grace"].total_seconds()))
         bus = Bus()
         Report(bus, every_job=options["log_jobs"])
-        worker = Worker(load_app(app), url, settings, bus)
+        loaded = load_app(app)
+        _mention_unserved(loaded, settings.queues)
+        worker = Worker(loaded, url, settings, bus)
         told = stop_on_signals()
         stop_with_parent(told)
         worker.start()
@@ -135,6 +139,18 @@ def command(app: str, dsn: str | None, **options: Any) -> None:
             )
             logging.shutdown()
             os._exit(0)
+
+
+def _mention_unserved(app: App, queues: Sequence[str]) -> None:
+    """Warn where jobs of the app would wait for ever, unless other workers serve their queues."""
+    used = {kind.queue for kind in app.types.values()}
+    unserved = used - set(queues)
+    # Queues that were named are a choice; to serve none of the app's is a mistake all the same.
+    if unserved and (tuple(queues) == (DEFAULT_QUEUE,) or unserved == used):
+        logging.getLogger("pgqueue").warning(
+            "jobs of this app go to queues that this worker does not serve: %s; see --queues",
+            ",".join(sorted(unserved)),
+        )
 
 
 def _settings(options: dict[str, Any]) -> WorkerSettings:
