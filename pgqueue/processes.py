@@ -139,7 +139,7 @@ class ProcessRunner(Runner):
         #: Which child runs which job, for the one who has to kill it.
         self.at_work: dict[int, Child] = {}
 
-    def call(self, claimed: Claimed, job: Any) -> Outcome:  # noqa: ARG002  the child builds its own context
+    def call(self, claimed: Claimed, job: Any) -> Outcome:  # noqa: ARG002 - the child builds its own context
         """Run the handler in a child process and wait for it."""
         child = self._children.take()
         self.at_work[claimed.id] = child
@@ -165,7 +165,8 @@ class ProcessRunner(Runner):
 def _serve(pipe: Connection) -> None:
     """Answer jobs until the pipe closes. Runs in the child."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # both may reach the whole group; the parent decides
+        # Both may reach the whole group; the parent decides. Not SIG_IGN: what the handler starts would inherit it.
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     runners: dict[tuple[str, str], Runner] = {}
     while True:

@@ -73,15 +73,15 @@ class Pulse:
 
     def stop(self) -> None:
         """End the loop; called from another thread."""
+        os.write(self._writer, b".")  # first: the loop closes the pipe when it sees the flag
         self._stop.set()
-        os.write(self._writer, b".")
 
     def run(self) -> None:
         """Beat until stopped."""
         while not self._stop.is_set():
             try:
                 self._turn()
-            except (psycopg.Error, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - without heartbeats every job in hand would be lost
                 wait = self._trouble.failed()
                 self._bus.emit(
                     LoopFailed(

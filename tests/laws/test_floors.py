@@ -12,9 +12,10 @@ FLOORS = {
     0: "errors job states backoff cron events config payload handler horizon floors shelf",
     1: "dsn statement connection schema_version pipeline",
     2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare "
-    "promote prune turn",
-    3: "app run loop worker maintenance",
-    4: "cli metrics tracing dashboard testing embedded migrate migration",
+    "promote prune turn cancel control jobs doctor",
+    3: "app run loop worker maintenance engine sweep intake round writeoff hand quota threads tasks processes "
+    "pulse monitor transact report health",
+    4: "cli health report metrics tracing dashboard testing embedded migrate migration",
 }
 FLOOR = {f"pgqueue.{name}": floor for floor, names in FLOORS.items() for name in names.split()} | {
     "pgqueue": 3
@@ -25,6 +26,8 @@ ENQUEUING_SINK = "relay.sinks.queue"
 
 IMPURE = {"os", "time", "socket", "subprocess", "secrets", "asyncio", "psycopg", "sqlalchemy"}
 EDGE_ONLY = {"os.environ", "os.getenv", "sys.argv", "signal.signal"}
+CHILD_MAIN = {"pgqueue.processes": {"signal.signal"}}
+"""Modules that hold the main function of a child process, which is an edge of its own."""
 RUNTIME_ONLY = {"commit", "rollback", "sleep", "connect"}
 
 
@@ -140,4 +143,5 @@ def test_verbs_neither_open_nor_commit_nor_sleep_nor_log(module: Module) -> None
     ids=lambda m: m.name,
 )
 def test_only_edges_read_the_environment_arguments_and_signals(module: Module) -> None:
-    assert not [f"line {line}: {name}" for name, line in calls(module) if name in EDGE_ONLY]
+    forbidden = EDGE_ONLY - CHILD_MAIN.get(module.name, set())
+    assert not [f"line {line}: {name}" for name, line in calls(module) if name in forbidden]
