@@ -26,7 +26,7 @@ def serve(host: str, port: int, check: Check) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name of the one it replaces
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the one it replaces
             """Say nothing: probes come every few seconds."""
 
     server = ThreadingHTTPServer((host, port), Answer)

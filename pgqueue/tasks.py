@@ -195,8 +195,8 @@ class TaskSlots:
             if self._abandon or claimed.id not in self._hand.cancelled:
                 return Released()
             return runner.failed(claimed, Cancelled("the job was cancelled"))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
-            # A handler may raise anything; it becomes the outcome. The last two would end the event loop.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes the outcome
+            # The last two would end the event loop.
             return runner.failed(claimed, error)
         return outcome
 

@@ -56,7 +56,7 @@ class TransactionalRunner(Runner):
                     handle.commit()
                 if not execute(base, seal(Claim(claimed.id, claimed.lease))):
                     raise LeaseLost(claimed.id, claimed.lease)
-        except BaseException as error:  # noqa: BLE001  a handler may raise anything; it becomes the outcome
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything; it becomes the outcome
             return self._ended(claimed, error)
         return WRITTEN
 
@@ -73,7 +73,7 @@ class TransactionalRunner(Runner):
                     await handle.commit()
                 if not await execute_async(base, seal(Claim(claimed.id, claimed.lease))):
                     raise LeaseLost(claimed.id, claimed.lease)
-        except Exception as error:  # noqa: BLE001  as above; cancellation is the caller's
+        except Exception as error:  # noqa: BLE001 - as above; cancellation is the caller's
             return self._ended(claimed, error)
         return WRITTEN
 

@@ -84,7 +84,7 @@ from pgqueue.worker import Worker
     help="Answer 200 here while the loops make progress, else 503.",
 )
 @option(
-    "--health-host", env="PGQUEUE_HEALTH_HOST", default="0.0.0.0", show_default=True,  # noqa: S104  probes come from outside
+    "--health-host", env="PGQUEUE_HEALTH_HOST", default="0.0.0.0", show_default=True,  # noqa: S104 - probes come from outside
     help="Address of the health port.",
 )  # fmt: skip
 @option(

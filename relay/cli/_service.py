@@ -21,9 +21,9 @@ from pgqueue.cli import Command, database, dsn_option, option
 from pgqueue.dsn import connect
 from pgqueue.errors import BadOption, ConfigError
 from pgqueue.events import Bus
+from pgqueue.health import keep_file, serve
 from pgqueue.schema_version import require_schema
 from relay import config
-from relay.health import keep_file, serve
 from relay.publish import RejectionPolicy
 from relay.report import Report
 from relay.service import Relay
