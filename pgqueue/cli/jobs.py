@@ -1,0 +1,179 @@
+"""`pgqueue jobs list | show | cancel`"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import msgspec
+
+from pgqueue.cancel import Cancellation, cancel, count_waiting, waiting
+from pgqueue.cli import Command, Failure, dsn_option, option
+from pgqueue.cli._session import opened
+from pgqueue.cli._table import print_block, print_facts, print_json, print_table
+from pgqueue.connection import execute
+from pgqueue.dead import Attempt
+from pgqueue.errors import BadOption
+from pgqueue.jobs import Detail, LiveJob, jobs
+from pgqueue.jobs import show as show_job
+from pgqueue.states import State
+
+LIVE = (State.READY, State.DELAYED, State.BLOCKED, State.IN_FLIGHT)
+BATCH = 500
+SAID = {
+    "cancelled": "cancelled",
+    "requested": "asked to stop: it runs, and will not run again",
+    "dead": "unchanged: it is a dead letter; pgqueue dead discard",
+    "gone": "unchanged: it is done, or never was",
+}
+
+
+class _Group(click.Group):
+    command_class = Command
+
+
+@click.group("jobs", cls=_Group)
+def command() -> None:
+    """Look at live jobs, and cancel them."""
+
+
+def _json_option(function: Any) -> Any:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")(function)
+
+
+@command.command("list")
+@dsn_option
+@click.option("--name", metavar="NAME", help="Only jobs of this name.")
+@click.option("--queue", metavar="QUEUE", help="Only jobs of this queue.")
+@click.option("--key", metavar="KEY", help="Only jobs with this ordering key.")
+@click.option("--state", type=click.Choice([state.value for state in LIVE]), help="Only jobs in this state.")
+@click.option(
+    "--before", type=click.IntRange(1), metavar="ID", help="Only ids below this one: the next page."
+)
+@option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, env="PGQUEUE_JOBS_LIMIT", help="Lines at most.",
+)  # fmt: skip
+@_json_option
+def list_(
+    dsn: str | None, *, name: str | None, queue: str | None, key: str | None, state: str | None, before: int | None,
+    limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    """List live jobs, the newest first."""
+    statement = jobs(
+        name=name, queue=queue, key=key, state=State(state) if state else None, n=limit, before=before
+    )
+    with opened(dsn) as conn:
+        found = execute(conn, statement)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("ID", "NAME", "QUEUE", "PRIO", "STATE", "ATTEMPT", "ENQUEUED", "RUN AT", "WORKER", "KEY"),
+        [
+            (j.id, j.name, j.queue, j.priority, _state(j), j.attempt, j.enqueued_at, j.run_at, j.worker, j.key)
+            for j in found
+        ],
+        empty="no live jobs",
+    )  # fmt: skip
+    if len(found) == limit:
+        click.echo(f"there may be more: pgqueue jobs list --before {found[-1].id}", err=True)
+
+
+@command.command()
+@dsn_option
+@click.argument("job_id", type=click.IntRange(1), metavar="ID")
+@_json_option
+def show(dsn: str | None, *, job_id: int, as_json: bool) -> None:
+    """Show everything about one live job."""
+    with opened(dsn) as conn:
+        found = execute(conn, show_job(job_id))
+    if found is None:
+        raise Failure(
+            f"there is no live job {job_id}: it is done, dead (pgqueue dead show {job_id}), or never was"
+        )
+    if as_json:
+        print_json(msgspec.to_builtins(found) | {"payload": value_of(found.payload)})
+    else:
+        _print(found)
+
+
+@command.command("cancel")
+@dsn_option
+@click.argument("ids", type=click.IntRange(1), nargs=-1, metavar="[ID]...")
+@click.option("--name", metavar="NAME", help="Every waiting job of this name.")
+@click.option("--queue", metavar="QUEUE", help="Every waiting job of this queue.")
+@click.option(
+    "--yes", is_flag=True, help="With --name or --queue: do it; without this the command only counts."
+)
+def cancel_(dsn: str | None, *, ids: tuple[int, ...], name: str | None, queue: str | None, yes: bool) -> None:
+    """Cancel jobs: one that waits is gone at once, one that runs is asked to stop and never runs again.
+
+    By --name and --queue only jobs that wait are cancelled; jobs that run are named by their ids.
+    """
+    if bool(ids) == bool(name or queue):
+        raise BadOption("jobs cancel", "name ids, or --name and --queue, and not both")
+    with opened(dsn) as conn:
+        if ids:
+            _tell(execute(conn, cancel(ids)))
+        elif not yes:
+            count = execute(conn, count_waiting(name=name, queue=queue))
+            click.echo(f"would cancel {count} waiting jobs; nothing was done: add --yes")
+        else:
+            done = after = 0
+            while page := execute(conn, waiting(name=name, queue=queue, n=BATCH, after=after)):
+                done += sum(one.state == "cancelled" for one in execute(conn, cancel(page)))
+                after = page[-1]
+            click.echo(f"cancelled {done} jobs")
+
+
+def _tell(answers: list[Cancellation]) -> None:
+    for job_id, state in answers:
+        click.echo(f"{job_id}\t{SAID[state]}")
+    if not any(state in ("cancelled", "requested") for _, state in answers):
+        raise click.exceptions.Exit(1)
+
+
+def _state(job: LiveJob) -> str:
+    return f"{job.state.value}, cancelling" if job.cancelling else job.state.value
+
+
+def _print(found: Detail) -> None:
+    job = found.job
+    print_facts(
+        [
+            ("id", job.id), ("name", job.name), ("queue", job.queue), ("priority", job.priority),
+            ("state", _state(job)), ("ordering key", job.key), ("dedup key", found.dedup_key), ("idempotency key", found.idempotency_key),
+            ("attempt", job.attempt), ("max attempts", job.max_attempts), ("workers lost", job.lost),
+            ("timeout s", found.timeout_s), ("backoff", None if found.backoff is None else json.dumps(found.backoff)),
+            ("worker", job.worker), ("enqueued", job.enqueued_at), ("run at", job.run_at), ("claimed", job.claimed_at),
+            ("deadline", job.deadline), ("expires", found.expires_at),
+        ]
+    )  # fmt: skip
+    if found.headers:
+        print_block("headers", json.dumps(found.headers, indent=2, ensure_ascii=False))
+    print_payload(found.payload)
+    print_history(found.history)
+
+
+def print_payload(text: str) -> None:
+    """Print a payload, spread over lines where it is JSON."""
+    value = value_of(text)
+    print_block(
+        "payload", text if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    )
+
+
+def print_history(history: tuple[Attempt, ...]) -> None:
+    """Print what went wrong before, the oldest attempt first."""
+    for one in history:
+        title = f"attempt {one.attempt}: {one.outcome}, {one.started_at or '-'} to {one.at}, worker {one.worker or '-'}"
+        print_block(title, one.traceback or f"{one.error_type}: {one.error}")
+
+
+def value_of(text: str) -> Any:
+    """Return a payload as a value; as text where it is no JSON that Python reads."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,93 @@
+"""`pgqueue queue list | pause | resume`"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from pgqueue import control
+from pgqueue.cli import Command, dsn_option
+from pgqueue.cli._session import opened
+from pgqueue.cli._table import clean, print_json, print_table
+from pgqueue.connection import execute
+from pgqueue.errors import BadOption, UnknownJob
+from pgqueue.statement import Statement
+
+LIMIT = 200
+
+
+class _Group(click.Group):
+    command_class = Command
+
+
+@click.group("queue", cls=_Group)
+def command() -> None:
+    """See the queues; pause and resume a queue or a job type."""
+
+
+@command.command("list")
+@dsn_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def list_(dsn: str | None, *, as_json: bool) -> None:
+    """List the queues with their sampled depth and workers."""
+    with opened(dsn) as conn:
+        found = execute(conn, control.queues())
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("QUEUE", "PAUSED", "WORKERS", "READY", "DELAYED", "IN FLIGHT", "BLOCKED", "OLDEST READY S", "PAUSED NAMES"),
+        [
+            (
+                q.name, q.paused, q.workers, q.ready, q.delayed, q.in_flight, q.blocked, q.oldest_ready_s,
+                q.paused_names,
+            )
+            for q in found
+        ],
+        empty="no queues yet: enqueue a job, start a worker, or run pgqueue sync APP",
+    )  # fmt: skip
+
+
+def _options(function: Any) -> Any:
+    function = click.option("--name", metavar="NAME", help="A job type instead of a queue.")(function)
+    return dsn_option(click.argument("queue", required=False)(function))
+
+
+@command.command()
+@_options
+def pause(dsn: str | None, *, queue: str | None, name: str | None) -> None:
+    """Pause a queue, or a job type in every queue. Running jobs go on; others wait from the next second on."""
+    _switch(dsn, queue, name, control.pause_queue, control.pause_name, "paused")
+
+
+@command.command()
+@_options
+def resume(dsn: str | None, *, queue: str | None, name: str | None) -> None:
+    """Resume a queue, or a job type."""
+    _switch(dsn, queue, name, control.resume_queue, control.resume_name, "resumed")
+
+
+Verb = Callable[[str], Statement[bool]]
+
+
+def _switch(
+    dsn: str | None, queue: str | None, name: str | None, by_queue: Verb, by_name: Verb, what: str
+) -> None:
+    if queue is not None and name is not None:
+        raise BadOption("queue", "give the name of a queue or --name of a job type, not both")
+    if queue is None and name is None:
+        raise BadOption("queue", "give the name of a queue, or --name of a job type")
+    if queue is not None and (not queue.strip() or len(queue.encode()) > LIMIT or "\0" in queue):
+        raise BadOption("queue", f"{clean(queue[:40])!r} is not a queue name: 1 to {LIMIT} bytes, not blank")
+    with opened(dsn) as conn:
+        if name is not None:
+            if not execute(conn, by_name(name)):
+                known = execute(conn, control.names())
+                raise UnknownJob(name, tuple(known))
+            click.echo(f"{what} the jobs {clean(name)}")
+        elif queue is not None:
+            if not execute(conn, by_queue(queue)):
+                click.echo(f"warning: nothing else is known of a queue {clean(queue)!r}", err=True)
+            click.echo(f"{what} queue {clean(queue)}")
