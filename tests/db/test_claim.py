@@ -258,4 +258,5 @@ def test_what_is_paused_is_listed_and_nothing_else(conn: Connection, a: Holder) 
     conn.execute("INSERT INTO pgqueue.queue (name, paused) VALUES ('mail', true), ('bulk', false)")
     conn.execute("INSERT INTO pgqueue.job_type (name, paused) VALUES ('send', true), ('print', false)")
     conn.commit()
-    assert sorted(a.run(paused())) == [("name", "send"), ("queue", "mail")]
+    found = a.run(paused())
+    assert sorted(found) == [("name", "send"), ("queue", "mail")]
