@@ -19,6 +19,7 @@ from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import ExitStack
 from decimal import Decimal
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,6 +68,8 @@ def main(orders: Path, dsn: str, rate: float, app: str, receiver: str) -> None:
     """Run the shop on a stream of orders and prove that nothing was lost, doubled or reordered."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # ticks, on a terminal that knows none
     with ExitStack() as stack:
         url = stack.enter_context(database(dsn))
         demo = stack.enter_context(Demo(url, buy.read(orders), rate))
@@ -148,9 +151,9 @@ class Demo:
         self._wait(lambda: self._one("SELECT count(*) = 2 FROM pgqueue.workers WHERE alive"))
         self._wait(lambda: self._one("SELECT relays = 2 AND orphan_partitions = 0 FROM pgqueue.outbox_lag"))
         self.progress.say(
-            f"two workers (visibility {VISIBILITY}), two relays (lease {LEASE}), a warehouse that loses one reply in "
-            f"{LOSE_EVERY}"
+            f"two workers (visibility {VISIBILITY}), two relays (lease {LEASE}), the warehouse: started"
         )
+        self.progress.say(f"{len(self.purchases):,} purchases; the warehouse loses one reply in {LOSE_EVERY}")
 
     def run(self) -> None:
         """Buy everything, kill on the way, wait until nothing is left to do."""
@@ -188,7 +191,7 @@ class Demo:
         pid = child.kill()
         child.start()
         self.progress.say(
-            f"{child.name} (process {pid}) killed with SIGKILL after {placed:,} orders, started again as {child.pid}"
+            f"SIGKILL to {child.name} ({pid}) after {placed:,} orders; started again ({child.pid})"
         )
 
     def _one(self, query: str) -> Any:

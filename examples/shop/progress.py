@@ -26,8 +26,10 @@ class Progress:
         share = min(1.0, done / max(1, self.total))
         if self._live:
             width = shutil.get_terminal_size().columns - 1
-            bar = "█" * round(share * BAR) + "░" * (BAR - round(share * BAR))
-            sys.stdout.write(f"\r\x1b[2K{f'{bar} {share:4.0%}  {text}'[:width]}" + ("\n" if last else ""))
+            line = f" {share:4.0%}  {text}"
+            size = max(4, min(BAR, width - len(line)))
+            bar = "█" * round(share * size) + "░" * (size - round(share * size))
+            sys.stdout.write(f"\r\x1b[2K{(bar + line)[:width]}" + ("\n" if last else ""))
             sys.stdout.flush()
             return
         now = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,7 +37,7 @@ def rates(facts: Facts, speed: Speed) -> Iterator[str]:
         ("parcels", facts.parcels, speed.parcels_s, speed.parcel_p50, speed.parcel_p99),
     ):
         yield f"  {name:<12}{number:>9,}{_rate(number, seconds):>11}{_ms(p50):>14}{_ms(p99):>14}"
-    yield "  Measured from the beginning of the order's transaction; the waits after the kills are in."
+    yield from _note("From the beginning of the order's transaction, the waits after the kills included.")
 
 
 def waits(times: RequestTime) -> Iterator[str]:
@@ -48,7 +50,9 @@ def waits(times: RequestTime) -> Iterator[str]:
     ):
         yield f"  {name:<38}{_ms(p50):>14}{_ms(p95):>14}"
     if times.failed:
-        yield f"  {times.failed} inline order(s) ended in an error for the buyer: the warehouse's reply was lost."
+        yield from _note(
+            f"{times.failed} inline: an error for the buyer, because the warehouse's reply was lost."
+        )
 
 
 def proof(claims: Sequence[Claim]) -> Iterator[str]:
@@ -56,7 +60,13 @@ def proof(claims: Sequence[Claim]) -> Iterator[str]:
     yield "Proof"
     for claim in claims:
         yield f"  {'✓' if claim.holds else '✗'} {claim.what}"
-        yield f"      {claim.numbers}"
+        yield from _note(claim.numbers, indent=6)
+
+
+def _note(text: str, *, indent: int = 2) -> list[str]:
+    margin = " " * indent
+    width = shutil.get_terminal_size().columns - 1
+    return textwrap.wrap(text, width, initial_indent=margin, subsequent_indent=margin)
 
 
 def _rate(number: int, seconds: float) -> str:
