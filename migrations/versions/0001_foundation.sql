@@ -18,6 +18,7 @@ CREATE TABLE pgqueue.job_type (
   backoff      json,
   slots        smallint CHECK (slots > 0),
   paused       boolean NOT NULL DEFAULT false,
+  sheddable    boolean NOT NULL DEFAULT false,
   declared_at  timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE pgqueue.job_type IS 'Policy by job name; NULL = the built-in default. Written by workers at start and by pgqueue sync.';
@@ -25,8 +26,8 @@ COMMENT ON TABLE pgqueue.job_type IS 'Policy by job name; NULL = the built-in de
 CREATE TABLE pgqueue.queue (
   name       text COLLATE "C" PRIMARY KEY CHECK (btrim(name) <> '' AND octet_length(name) <= 200),
   paused     boolean NOT NULL DEFAULT false,
-  max_depth  bigint,
-  max_age_s  double precision,
+  max_depth  bigint CHECK (max_depth BETWEEN 1 AND 100000),
+  max_age_s  double precision CHECK (max_age_s > 0),
   rate_per_s real,
   burst      real,
   tat        timestamptz
@@ -109,6 +110,7 @@ CREATE TABLE pgqueue.worker (
   version     text NOT NULL,
   queues      text[] NOT NULL,
   names       text[] NOT NULL,
+  schedules   text[] NOT NULL DEFAULT '{}',
   concurrency int NOT NULL,
   in_flight   int NOT NULL DEFAULT 0,
   draining    boolean NOT NULL DEFAULT false,
@@ -233,6 +235,7 @@ DO $$ BEGIN
 END $$;
 CREATE SEQUENCE pgqueue.turn_promote MINVALUE 0 START 0;
 CREATE SEQUENCE pgqueue.turn_prune MINVALUE 0 START 0;
+CREATE SEQUENCE pgqueue.turn_schedule MINVALUE 0 START 0;
 
 CREATE FUNCTION pgqueue.my_turn(task text, period interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -273,19 +276,33 @@ END $$;
 CREATE TRIGGER job_fill BEFORE INSERT ON pgqueue.job FOR EACH ROW
   WHEN (NEW.queue IS NULL OR NEW.priority IS NULL OR (NEW.run_at IS NOT NULL AND NEW.pos IS NOT NULL)) EXECUTE FUNCTION pgqueue.job_fill();
 
+-- Pressure. A queue with a limit is full while its sample says so; a sample older than 30 s says nothing.
+CREATE FUNCTION pgqueue.queue_full(queue text) RETURNS int LANGUAGE sql STABLE AS $$
+  -- By Little's law the oldest job's age is about the time in which the queue drains, so a part of it drains the excess.
+  SELECT least(greatest(ceil(greatest(
+           d.oldest_ready_s - q.max_age_s, d.oldest_ready_s * (1 - q.max_depth::double precision / n.depth))), 5), 60)::int
+  FROM pgqueue.queue q
+  JOIN pgqueue.depth_sample d ON d.queue = q.name
+  CROSS JOIN LATERAL (SELECT greatest(d.ready + d.in_flight + d.blocked, 1) AS depth) n
+  WHERE q.name = queue_full.queue AND d.at > clock_timestamp() - interval '30 s'
+    AND (n.depth >= q.max_depth OR d.oldest_ready_s >= q.max_age_s)
+$$;
+COMMENT ON FUNCTION pgqueue.queue_full IS 'Seconds after which to try again where the queue is over its max_depth or max_age_s; NULL where it takes jobs.';
+
 -- Enqueue. The only writer of job rows that fills in policy: every producer, whatever its language, writes the same row.
 CREATE FUNCTION pgqueue.enqueue_many(
   name text, payloads json,
   queue text DEFAULT NULL, priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
   keys text[] DEFAULT NULL, dedup_keys text[] DEFAULT NULL, dedup_window interval DEFAULT '1 hour', dedup_live boolean DEFAULT false,
   idempotency_keys text[] DEFAULT NULL, max_attempts int DEFAULT NULL, timeout_s real DEFAULT NULL, backoff json DEFAULT NULL,
-  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL)
+  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL, when_full text DEFAULT 'raise')
 RETURNS TABLE (id bigint, created boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   kind    record;
   to_q    text;
   to_prio smallint;
+  wait_s  int;
   due     timestamptz;
   problem text;
   r       record;
@@ -348,9 +365,27 @@ BEGIN
     due := NULL;
   END IF;
 
-  SELECT t.queue, t.priority, t.slots INTO kind FROM pgqueue.job_type t WHERE t.name = enqueue_many.name;
+  SELECT t.queue, t.priority, t.slots, t.sheddable, num_nonnulls(q.max_depth, q.max_age_s) > 0 AS limited INTO kind
+  FROM (VALUES (enqueue_many.name)) n(name)
+  LEFT JOIN pgqueue.job_type t ON t.name = n.name
+  LEFT JOIN pgqueue.queue q ON q.name = coalesce(enqueue_many.queue, t.queue, 'default');
   to_q := coalesce(enqueue_many.queue, kind.queue, 'default');
   to_prio := coalesce(enqueue_many.priority, kind.priority, 5);
+
+  IF kind.limited AND when_full <> 'ignore' AND json_array_length(payloads) > 0 THEN
+    wait_s := pgqueue.queue_full(to_q);
+    IF wait_s IS NOT NULL AND kind.sheddable THEN
+      INSERT INTO pgqueue.tally (queue, name, outcome, n) VALUES (to_q, enqueue_many.name, 'shed', json_array_length(payloads));
+      RETURN QUERY SELECT 0::bigint, false FROM generate_series(1, json_array_length(payloads));
+      RETURN;
+    ELSIF wait_s IS NOT NULL AND when_full = 'tell' THEN
+      RETURN QUERY SELECT -wait_s::bigint, false;
+      RETURN;
+    ELSIF wait_s IS NOT NULL THEN
+      RAISE EXCEPTION 'queue % is full; try again in % s', to_q, wait_s
+        USING ERRCODE = '53400', HINT = 'The limits are in pgqueue.queue: max_depth, max_age_s.';
+    END IF;
+  END IF;
 
   IF dedup_keys IS NULL THEN
     RETURN QUERY
@@ -404,7 +439,8 @@ BEGIN
   END LOOP;
   RETURN QUERY SELECT u.i, u.c FROM unnest(ids, made) WITH ORDINALITY u(i, c, n) ORDER BY u.n;
 END $$;
-COMMENT ON FUNCTION pgqueue.enqueue_many IS 'Enqueue one job per element of payloads in the current transaction; ids in the order of payloads.';
+COMMENT ON FUNCTION pgqueue.enqueue_many IS 'Enqueue one job per element of payloads in the current transaction; ids in the order of payloads. Where the queue is full: '
+  'a sheddable job is dropped and has id 0; when_full raise: SQLSTATE 53400; tell: one row with the negative of the seconds to wait; ignore: enqueue.';
 
 CREATE FUNCTION pgqueue.enqueue(
   name text, payload json DEFAULT 'null',
@@ -505,12 +541,23 @@ BEGIN
   LOOP
     EXIT WHEN handed >= lane_claim.total;
     lim := least(lane_claim.m, lane_claim.total - handed);
-    IF r.lease <> 0 THEN -- take over: strip the last holder's stamps, or leave the lane if one of them is locked
-      WITH g AS MATERIALIZED (SELECT j.id FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL
-        AND j.lease = r.lease ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED),
-      s AS (UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = j.lost + (j.id = (SELECT min(g2.id) FROM g g2))::int FROM g WHERE j.id = g.id)
-      SELECT count(*) INTO took FROM g;
-      SELECT count(*) - took INTO left_behind FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = r.lease;
+    IF r.lease <> 0 THEN
+      -- Take over: strip the last holder's stamps, or leave the lane as it is if one of them is locked: its ack may be under way.
+      WITH g AS MATERIALIZED (
+        SELECT j.id FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = r.lease
+        ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED),
+      behind AS MATERIALIZED (
+        SELECT (SELECT count(*) FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = r.lease)
+             - (SELECT count(*) FROM g) AS n),
+      s AS (
+        UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = j.lost + (j.id = (SELECT min(g2.id) FROM g g2))::int
+        FROM g WHERE j.id = g.id AND (SELECT behind.n FROM behind) = 0 RETURNING j.id, j.attempt, j.claimed_at),
+      logged AS (
+        INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, error_type, error, worker)
+        SELECT s.id, s.attempt, 'lost', r.lease, s.claimed_at, 'WorkerLost', 'the worker vanished: its lease ran out unrenewed',
+               (SELECT w.host || ':' || w.pid FROM pgqueue.worker w WHERE w.nonce = r.lease >> 32)
+        FROM s WHERE s.id = (SELECT min(g2.id) FROM g g2))
+      SELECT behind.n INTO left_behind FROM behind;
       CONTINUE WHEN left_behind > 0;
       lim := 1;
     ELSIF r.lost > 0 THEN
@@ -638,6 +685,127 @@ CREATE FUNCTION pgqueue.job_state(id bigint) RETURNS text LANGUAGE sql STABLE AS
 $$;
 COMMENT ON FUNCTION pgqueue.job_state IS 'ready, delayed, blocked or in_flight; NULL where there is no live job of that id.';
 
+-- Schedules. A tick is one time of a schedule; it and its job are written in one transaction, once, whoever looks.
+-- next_at says when to look again; the ticks themselves are counted from last_at, the last one that was decided.
+CREATE TABLE pgqueue.schedule (
+  name       text COLLATE "C" PRIMARY KEY CHECK (btrim(name) <> '' AND octet_length(name) <= 200),
+  job        text COLLATE "C" NOT NULL CHECK (btrim(job) <> '' AND octet_length(job) <= 200),
+  expr       text NOT NULL CHECK (octet_length(expr) <= 200),
+  zone       text NOT NULL,
+  payload    json NOT NULL DEFAULT 'null',
+  jitter_s   double precision NOT NULL DEFAULT 0 CHECK (jitter_s BETWEEN 0 AND 86400),
+  missed     text NOT NULL DEFAULT 'once' CHECK (missed IN ('skip', 'once', 'all')),
+  cap        smallint NOT NULL DEFAULT 10 CHECK (cap BETWEEN 1 AND 1000),
+  source     text NOT NULL CHECK (source IN ('code', 'operator')),
+  paused     boolean NOT NULL DEFAULT false,
+  since      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  next_at    timestamptz,
+  last_at    timestamptz,
+  problem    text,
+  problem_at timestamptz
+) WITH (fillfactor = 50);
+COMMENT ON COLUMN pgqueue.schedule.since IS 'Ticks up to here are none of this schedule: it was defined, changed or resumed then.';
+COMMENT ON COLUMN pgqueue.schedule.next_at IS 'The next tick; NULL = not worked out yet, a worker does it.';
+
+CREATE TABLE pgqueue.tick (
+  schedule text COLLATE "C" NOT NULL,
+  tick     timestamptz NOT NULL,
+  job_id   bigint,
+  fired_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (schedule, tick)
+);
+COMMENT ON TABLE pgqueue.tick IS 'Ticks that became a job; kept for a day.';
+
+CREATE FUNCTION pgqueue.schedule_add(
+  name text, expr text, job text, payload json DEFAULT 'null', zone text DEFAULT 'UTC', jitter interval DEFAULT '0',
+  missed text DEFAULT 'once', cap int DEFAULT 10, source text DEFAULT 'operator')
+RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  fields  int := cardinality(regexp_split_to_array(btrim(schedule_add.expr), '\s+'));
+  problem text;
+BEGIN
+  problem := CASE
+    WHEN btrim(coalesce(schedule_add.name, '')) = '' OR octet_length(schedule_add.name) > 200 THEN 'the name is blank or has more than 200 bytes'
+    WHEN btrim(coalesce(schedule_add.job, '')) = '' OR octet_length(schedule_add.job) > 200 THEN 'the job name is blank or has more than 200 bytes'
+    WHEN schedule_add.expr !~ '^[0-9A-Za-z*/,#[:space:]-]+$' OR fields NOT IN (5, 6) OR octet_length(schedule_add.expr) > 200 OR schedule_add.expr IS NULL
+      THEN format('%L is not minute hour day month weekday, with the second in front if you need it', left(schedule_add.expr, 40))
+    WHEN schedule_add.missed IS NULL OR schedule_add.missed NOT IN ('skip', 'once', 'all') THEN format('missed is %L, not skip, once or all', schedule_add.missed)
+    WHEN schedule_add.cap IS NULL OR schedule_add.cap NOT BETWEEN 1 AND 1000 THEN format('cap is %s, not 1 to 1000', schedule_add.cap)
+    WHEN jitter IS NULL OR jitter NOT BETWEEN interval '0' AND interval '1 day' THEN format('jitter is %s, not between 0 and a day', jitter)
+    WHEN schedule_add.source = 'operator' AND NOT EXISTS (SELECT FROM pg_catalog.pg_timezone_names z WHERE z.name = schedule_add.zone)
+      THEN format('%L is no time zone', schedule_add.zone)
+    WHEN schedule_add.source = 'operator' AND EXISTS (SELECT FROM pgqueue.schedule s WHERE s.name = schedule_add.name AND s.source = 'code')
+      THEN 'it is defined in code; change it there, or pause it'
+  END;
+  IF problem IS NOT NULL THEN
+    RAISE EXCEPTION USING MESSAGE = format('schedule %L: %s', left(schedule_add.name, 200), problem), ERRCODE = '22023';
+  END IF;
+  PERFORM schedule_add.payload::jsonb; -- refuses NUL and lone surrogates, which no handler could read
+  INSERT INTO pgqueue.schedule AS s (name, job, expr, zone, payload, jitter_s, missed, cap, source)
+  VALUES (schedule_add.name, schedule_add.job, schedule_add.expr, schedule_add.zone, coalesce(schedule_add.payload, 'null'),
+          extract(epoch FROM jitter), schedule_add.missed, schedule_add.cap, schedule_add.source)
+  ON CONFLICT (name) DO UPDATE SET
+    job = excluded.job, expr = excluded.expr, zone = excluded.zone, payload = excluded.payload, jitter_s = excluded.jitter_s,
+    missed = excluded.missed, cap = excluded.cap, source = excluded.source, problem = NULL, problem_at = NULL,
+    since = CASE WHEN (s.expr, s.zone) = (excluded.expr, excluded.zone) THEN s.since ELSE excluded.since END,
+    next_at = CASE WHEN (s.expr, s.zone) = (excluded.expr, excluded.zone) THEN s.next_at END
+  WHERE (s.job, s.expr, s.zone, s.payload::text, s.jitter_s, s.missed, s.cap, s.source)
+    IS DISTINCT FROM (excluded.job, excluded.expr, excluded.zone, excluded.payload::text, excluded.jitter_s, excluded.missed, excluded.cap, excluded.source);
+END $$;
+COMMENT ON FUNCTION pgqueue.schedule_add IS 'Define a schedule, or change it; another expression or zone starts it anew from now. A worker works out its ticks.';
+
+CREATE FUNCTION pgqueue.schedule_pause(name text, paused boolean DEFAULT true) RETURNS boolean LANGUAGE sql AS $$
+  WITH u AS (
+    UPDATE pgqueue.schedule s SET paused = schedule_pause.paused,
+      since = CASE WHEN s.paused AND NOT schedule_pause.paused THEN clock_timestamp() ELSE s.since END,
+      next_at = CASE WHEN s.paused = schedule_pause.paused THEN s.next_at END
+    WHERE s.name = schedule_pause.name RETURNING s.name)
+  SELECT EXISTS (SELECT FROM u)
+$$;
+COMMENT ON FUNCTION pgqueue.schedule_pause IS 'Pause a schedule, or resume it with false: what fell due meanwhile does not run. False where there is none of that name.';
+
+CREATE FUNCTION pgqueue.schedule_remove(name text) RETURNS boolean LANGUAGE sql AS $$
+  WITH t AS (DELETE FROM pgqueue.tick t WHERE t.schedule = schedule_remove.name),
+  d AS (DELETE FROM pgqueue.schedule s WHERE s.name = schedule_remove.name RETURNING s.name)
+  SELECT EXISTS (SELECT FROM d)
+$$;
+COMMENT ON FUNCTION pgqueue.schedule_remove IS 'Remove a schedule; its jobs stay. One that is defined in code comes back when a worker starts.';
+
+-- Whoever computed with a picture of the schedule that has changed since, or that the clock now says is early, writes
+-- nothing: no lock is waited for, no error is raised. A schedule's job is never refused or shed by a full queue.
+CREATE FUNCTION pgqueue.fire(schedule text, expr text, zone text, expected timestamptz, ticks timestamptz[], through timestamptz, following timestamptz)
+RETURNS TABLE (tick timestamptz, job_id bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  s    record;
+  at   timestamptz;
+  mark text;
+  made bigint;
+BEGIN
+  SELECT c.job, c.payload, c.jitter_s INTO s FROM pgqueue.schedule c
+  WHERE c.name = fire.schedule AND c.expr = fire.expr AND c.zone = fire.zone AND NOT c.paused AND c.next_at = expected
+    AND greatest(expected, through) <= clock_timestamp()
+  FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  UPDATE pgqueue.schedule c SET next_at = following, last_at = coalesce(through, c.last_at), problem = NULL, problem_at = NULL WHERE c.name = fire.schedule;
+  DELETE FROM pgqueue.tick t WHERE t.schedule = fire.schedule AND t.tick < expected - interval '1 day';
+  FOREACH at IN ARRAY ticks LOOP
+    INSERT INTO pgqueue.tick (schedule, tick) VALUES (fire.schedule, at) ON CONFLICT DO NOTHING;
+    CONTINUE WHEN NOT FOUND;
+    mark := to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"');
+    SELECT m.id INTO made FROM pgqueue.enqueue_many(s.job, json_build_array(s.payload), when_full => 'ignore',
+      delay => CASE WHEN s.jitter_s > 0 THEN random() * s.jitter_s * interval '1 s' END,
+      idempotency_keys => ARRAY['schedule:' || fire.schedule || ':' || mark],
+      headers => json_build_object('schedule', fire.schedule, 'tick', mark)) m;
+    UPDATE pgqueue.tick t SET job_id = made WHERE t.schedule = fire.schedule AND t.tick = at;
+    RETURN QUERY SELECT at, made;
+  END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.fire IS 'Turn due ticks of a schedule into jobs; called by workers.';
+
 -- Outbox, relay, inbox.
 CREATE TABLE pgqueue.outbox (
   id                bigserial PRIMARY KEY,
@@ -745,6 +913,17 @@ SELECT w.nonce, w.host, w.pid, w.version, w.queues, w.names, w.concurrency, w.in
        w.beat_at > now() - interval '30 s' AS alive
 FROM pgqueue.worker w;
 
+CREATE VIEW pgqueue.schedule_status AS
+SELECT s.name, s.job, s.expr, s.zone, s.source, s.missed, s.jitter_s,
+       CASE WHEN s.paused THEN 'paused'
+            WHEN s.source = 'code' AND NOT EXISTS (SELECT FROM pgqueue.worker w WHERE w.beat_at > now() - interval '30 s' AND s.name = ANY (w.schedules))
+              AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.beat_at > now() - interval '30 s' AND s.job = ANY (w.names)) THEN 'orphan'
+            WHEN s.problem IS NOT NULL THEN 'broken'
+            ELSE 'active' END AS state,
+       s.next_at, s.last_at, greatest(extract(epoch FROM now() - s.next_at), 0)::double precision AS late_s, s.problem
+FROM pgqueue.schedule s;
+COMMENT ON VIEW pgqueue.schedule_status IS 'Schedules. orphan: defined in code, but no running worker that has its job defines it any more; it rests.';
+
 CREATE VIEW pgqueue.outbox_lag AS
 SELECT count(*) FILTER (WHERE o.parked_at IS NULL) AS pending, count(*) FILTER (WHERE o.parked_at IS NOT NULL) AS parked,
        count(*) FILTER (WHERE o.next_attempt_at > now()) AS blocked_aggregates,
@@ -765,7 +944,7 @@ BEGIN
       'INSERT, SELECT (id) ON pgqueue.job', 'SELECT ON pgqueue.job_type', 'SELECT, INSERT, UPDATE ON pgqueue.dedup',
       'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq', 'INSERT, SELECT (id) ON pgqueue.outbox',
       'USAGE ON SEQUENCE pgqueue.outbox_id_seq', 'SELECT, INSERT ON pgqueue.inbox', 'SELECT, INSERT, UPDATE ON pgqueue.inbox_version',
-      'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue']
+      'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue', 'INSERT ON pgqueue.tally']
     WHEN 'worker' THEN ARRAY[
       'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue', 'USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA pgqueue']
     WHEN 'relay' THEN ARRAY[
@@ -773,10 +952,11 @@ BEGIN
       'SELECT, UPDATE ON pgqueue.relay_partition', 'SELECT, DELETE ON pgqueue.inbox', 'USAGE, SELECT ON SEQUENCE pgqueue.outbox_id_seq',
       'USAGE, SELECT, UPDATE ON SEQUENCE pgqueue.outbox_idle', 'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.alembic_version',
       'INSERT, SELECT (id) ON pgqueue.job', 'SELECT ON pgqueue.job_type', 'SELECT, INSERT, UPDATE ON pgqueue.dedup',
-      'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq']
+      'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq', 'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue',
+      'INSERT ON pgqueue.tally']
     WHEN 'reader' THEN ARRAY[
       'SELECT ON pgqueue.queue_depth', 'SELECT ON pgqueue.queue_gauge', 'SELECT ON pgqueue.dead_by_error', 'SELECT ON pgqueue.dead_rate', 'SELECT ON pgqueue.workers',
-      'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.tally_minute', 'SELECT ON pgqueue.alembic_version']
+      'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.schedule_status', 'SELECT ON pgqueue.tally_minute', 'SELECT ON pgqueue.alembic_version']
   END;
   IF lines IS NULL THEN
     RAISE EXCEPTION 'kind of role is %, not producer, worker, relay or reader', kind USING ERRCODE = '22023';
