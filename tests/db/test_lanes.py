@@ -1,0 +1,369 @@
+"""Lanes: the jobs of one ordering key run one at a time, oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from pgqueue.claim import lane_release
+from pgqueue.finish import Failed, ack, bury, release, retry, snooze
+from pgqueue.promote import promote
+from pgqueue.pulse import LONG_AGO
+from tests.factories import (
+    QUEUE,
+    Connection,
+    Holder,
+    buried,
+    enqueue,
+    fall_due,
+    ids,
+    lose,
+    retried,
+    row,
+    scope,
+    token,
+    wipe,
+)
+from tests.server import Server
+
+
+@pytest.fixture(scope="module")
+def database(server: Server) -> Iterator[str]:
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(database: str) -> str:
+    return wipe(database)
+
+
+@pytest.fixture
+def a(dsn: str) -> Iterator[Holder]:
+    with Holder(dsn, 1) as holder:
+        yield holder
+
+
+@pytest.fixture
+def b(dsn: str) -> Iterator[Holder]:
+    with Holder(dsn, 2) as holder:
+        yield holder
+
+
+def lanes(conn: Connection) -> list[tuple[str, str, int]]:
+    """Return (queue, key, lease) of every lane."""
+    found = conn.execute("SELECT queue, key, lease FROM pgqueue.lane ORDER BY queue, key, slot").fetchall()
+    conn.commit()
+    return [(str(q), str(k), int(lease)) for q, k, lease in found]
+
+
+def test_a_keyed_job_is_no_fresh_job_and_an_unkeyed_one_has_no_lane(conn: Connection, a: Holder) -> None:
+    (keyed,) = enqueue(conn, key="k")
+    (plain,) = enqueue(conn)
+    conn.commit()
+    assert ids(a.lanes()) == [keyed]
+    assert ids(a.claim()) == [plain]
+    assert [(queue, key) for queue, key, _ in lanes(conn)] == [(QUEUE, "k")]
+
+
+def test_one_job_of_a_key_is_in_flight_also_in_a_batch(conn: Connection, a: Holder, b: Holder) -> None:
+    """Peers fetched several jobs of one named queue in a batch: they ran at once and lost writes."""
+    made = enqueue(conn, 12, key="k")
+    conn.commit()
+    assert ids(a.lanes(500)) == made[:1]
+    assert b.lanes(500) == []
+    assert a.lanes(500) == []
+
+
+def test_the_jobs_handed_out_of_one_lane_are_its_oldest_in_order(
+    conn: Connection, a: Holder, b: Holder
+) -> None:
+    made = enqueue(conn, 12, key="k")
+    conn.commit()
+    jobs = a.lanes(500, depth=5)
+    assert ids(jobs) == made[:5]
+    assert {job.lease for job in jobs} == {jobs[0].lease}
+    assert b.lanes(500, depth=5) == []
+    a.run(ack(jobs))
+    assert b.lanes(500, depth=5) == []  # the lane is still in hand
+    a.give_back((QUEUE, "k"), jobs[0].lease)
+    assert ids(b.lanes(500, depth=5)) == made[5:10]
+
+
+def test_a_claim_of_lanes_hands_out_no_more_jobs_than_asked_for(conn: Connection, a: Holder) -> None:
+    for key in "abcd":
+        enqueue(conn, 5, key=key)
+    conn.commit()
+    jobs = a.lanes(10, depth=3, total=7)
+    assert len(jobs) == 7
+    assert [sum(job.key == key for job in jobs) for key in "abcd"] == [3, 3, 1, 0]
+    assert [key for _, key, lease in lanes(conn) if lease == 0] == ["d"]
+    assert len(a.lanes(1, depth=9, total=9)) == 5
+
+
+def test_lanes_come_by_priority_and_in_turn(conn: Connection, a: Holder) -> None:
+    enqueue(conn, 2, key="late", priority=9)
+    enqueue(conn, 2, key="first")
+    enqueue(conn, 2, key="second")
+    conn.commit()
+    of = scope(priorities=range(10))
+    (job,) = a.lanes(1, of=of)
+    assert job.key == "first"
+    a.run(ack([job]))
+    a.give_back((QUEUE, "first"), job.lease)
+    assert [a.lanes(1, of=of)[0].key for _ in range(3)] == ["second", "first", "late"]
+
+
+def test_an_older_job_that_commits_late_runs_before_the_younger_ones_that_wait(
+    conn: Connection, dsn: str, a: Holder
+) -> None:
+    with psycopg.connect(dsn) as late:
+        (older,) = enqueue(late, key="k")
+        (younger,) = enqueue(conn, key="k")
+        conn.commit()
+        a.route()
+        late.commit()
+        assert ids(a.lanes(depth=5)) == [older, younger]
+
+
+def test_the_same_key_in_two_queues_is_two_lanes(conn: Connection, a: Holder, b: Holder) -> None:
+    """A pdf job went to the mail worker when lanes were told apart by key alone."""
+    (mail,) = enqueue(conn, key="k", queue="mail")
+    (pdf,) = enqueue(conn, key="k", queue="pdf")
+    conn.commit()
+    assert ids(a.lanes(of=scope(queues=("mail",)))) == [mail]
+    assert ids(b.lanes(of=scope(queues=("pdf",)))) == [pdf]
+
+
+def test_a_lane_without_jobs_goes_and_comes_back_with_the_next_job(conn: Connection, a: Holder) -> None:
+    enqueue(conn, key="k")
+    conn.commit()
+    jobs = a.lanes()
+    a.run(ack(jobs))
+    a.give_back((QUEUE, "k"), jobs[0].lease)
+    assert lanes(conn) == []
+    (again,) = enqueue(conn, key="k")
+    conn.commit()
+    assert ids(a.lanes()) == [again]
+
+
+def test_a_lane_that_is_not_mine_is_not_given_back(conn: Connection, a: Holder, b: Holder) -> None:
+    enqueue(conn, 2, key="k")
+    conn.commit()
+    (job,) = a.lanes()
+    b.give_back((QUEUE, "k"), job.lease + 1)
+    assert lanes(conn) == [(QUEUE, "k", job.lease)]
+
+
+@pytest.mark.parametrize("routed_first", [True, False])
+def test_a_router_and_a_release_that_meet_lose_no_job(
+    conn: Connection, dsn: str, a: Holder, b: Holder, routed_first: bool
+) -> None:
+    """Judged in one statement, "no job left" stands on a snapshot older than the router's pin."""
+    enqueue(conn, key="k")
+    conn.commit()
+    jobs = a.lanes()
+    a.run(ack(jobs))
+    with psycopg.connect(dsn) as producer:
+        (fresh,) = enqueue(producer, key="k")
+        if routed_first:
+            producer.commit()
+            b.begin()
+            b.route()
+            a.give_back((QUEUE, "k"), jobs[0].lease)
+            b.commit()
+        else:
+            a.begin()
+            a.give_back((QUEUE, "k"), jobs[0].lease)
+            producer.commit()
+            b.connection.execute("SET lock_timeout = '100ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                b.route()  # it waits for the deletion instead of trusting the lane
+            a.commit()
+            b.connection.execute("RESET lock_timeout")
+            assert lanes(conn) == []
+            b.route()
+    assert [key for _, key, _ in lanes(conn)] == ["k"]
+    assert ids(b.lanes(routing=False)) == [fresh]
+
+
+def test_a_lane_whose_lease_ran_out_is_taken_over_and_the_zombie_changes_nothing(
+    conn: Connection, a: Holder, b: Holder
+) -> None:
+    made = enqueue(conn, 6, key="k")
+    conn.commit()
+    stale = a.lanes(depth=4)
+    lose(conn, ids(stale))
+    conn.commit()
+    (head,) = b.lanes(depth=4)  # one at a time until the suspect is through
+    assert head.id == made[0]
+    before = row(conn, head.id)
+    assert a.run(ack(stale)) == []
+    assert a.run(retry([Failed(claim=token(job), outcome=retried()) for job in stale], "a")) == []
+    assert a.run(release(stale)) == []
+    a.give_back((QUEUE, "k"), stale[0].lease)
+    assert row(conn, head.id) == before
+    assert before
+    assert (before["lost"], before["attempt"]) == (1, 2)
+    assert [row(conn, job_id)["lost"] for job_id in made[1:]] == [0] * 5  # type: ignore[index]
+    b.run(ack([head]))
+    b.give_back((QUEUE, "k"), head.lease)
+    assert ids(a.lanes(depth=4)) == made[1:5]
+
+
+def test_the_attempt_that_a_takeover_ends_is_logged(conn: Connection, a: Holder, b: Holder) -> None:
+    from pgqueue.heartbeat import register
+
+    a.run(
+        register(
+            nonce=1, host="shop-7", pid=9, version="1", queues=["default"], names=["work"], concurrency=1
+        )
+    )
+    made = enqueue(conn, 3, key="k")
+    conn.commit()
+    stale = a.lanes(depth=2)
+    lose(conn, ids(stale))
+    conn.commit()
+    b.lanes()
+    logged = conn.execute(
+        "SELECT job_id, attempt, outcome, lease, worker, started_at <= at FROM pgqueue.attempt_log ORDER BY 1"
+    ).fetchall()
+    assert logged == [(made[0], 1, "lost", stale[0].lease, "shop-7:9", True)]
+
+
+def test_a_stamp_that_is_locked_leaves_the_lane_for_the_next_round(
+    conn: Connection, a: Holder, b: Holder
+) -> None:
+    """The zombie's acknowledgement is under way: whether it counts is not known yet."""
+    made = enqueue(conn, 3, key="k")
+    conn.commit()
+    stale = a.lanes(depth=2)
+    lose(conn, ids(stale))
+    conn.commit()
+    a.begin()
+    a.run(ack(stale[:1]))
+    assert b.lanes() == []
+    a.commit()
+    assert ids(b.lanes()) == [made[1]]
+
+
+def test_a_row_that_somebody_locked_is_not_overtaken(conn: Connection, a: Holder) -> None:
+    made = enqueue(conn, 4, key="k")
+    conn.commit()
+    conn.execute("UPDATE pgqueue.job SET headers = '{}' WHERE id = %s", [made[1]])
+    jobs = a.lanes(depth=4)
+    assert ids(jobs) == made[:1]
+    a.run(ack(jobs))
+    a.give_back((QUEUE, "k"), jobs[0].lease)
+    assert a.lanes(depth=4) == []
+    conn.rollback()
+    assert ids(a.lanes(depth=4)) == made[1:]
+
+
+def test_a_head_of_another_name_is_not_overtaken(conn: Connection, a: Holder, b: Holder) -> None:
+    enqueue(conn, key="k")
+    (foreign,) = enqueue(conn, key="k", name="else")
+    enqueue(conn, key="k")
+    conn.commit()
+    jobs = a.lanes(depth=5)
+    assert len(jobs) == 1
+    a.run(ack(jobs))
+    a.give_back((QUEUE, "k"), jobs[0].lease)
+    assert a.lanes(depth=5) == []
+    assert ids(b.lanes(depth=5, of=scope(names=("else",)))) == [foreign]
+
+
+def test_a_retry_of_the_head_holds_its_lane_back_and_no_other(conn: Connection, a: Holder) -> None:
+    made = enqueue(conn, 3, key="k")
+    (other,) = enqueue(conn, key="l")
+    conn.commit()
+    (head, second) = a.lanes(1, depth=2)
+    a.run(release([second]))
+    a.run(retry([Failed(claim=token(head), outcome=retried(60.0))], "a"))
+    a.give_back((QUEUE, "k"), head.lease, wait=60.0)
+    assert ids(a.lanes(depth=2)) == [other]
+    conn.execute("UPDATE pgqueue.lane SET deadline = clock_timestamp() - interval '1 s' WHERE key = 'k'")
+    conn.commit()
+    again = a.lanes(depth=3)
+    assert ids(again) == made
+    assert [job.attempt for job in again] == [2, 1, 1]
+
+
+def test_a_snoozed_head_keeps_its_place(conn: Connection, a: Holder) -> None:
+    made = enqueue(conn, 2, key="k")
+    conn.commit()
+    (head,) = a.lanes()
+    a.run(snooze([head], [60.0]))
+    a.give_back((QUEUE, "k"), head.lease, wait=60.0)
+    assert a.lanes() == []
+    conn.execute("UPDATE pgqueue.lane SET deadline = clock_timestamp() - interval '1 s'")
+    conn.commit()
+    (again,) = a.lanes()
+    assert (again.id, again.attempt) == (made[0], 1)
+
+
+def test_a_buried_head_lets_the_next_one_run(conn: Connection, a: Holder) -> None:
+    made = enqueue(conn, 2, key="k")
+    conn.commit()
+    (head,) = a.lanes()
+    a.run(bury([Failed(claim=token(head), outcome=buried())], "a"))
+    a.give_back((QUEUE, "k"), head.lease)
+    assert ids(a.lanes()) == [made[1]]
+
+
+def test_a_delayed_keyed_job_has_no_lane_until_it_is_due(conn: Connection, a: Holder) -> None:
+    """A lane kept for delayed jobs was claimed empty a thousand times per second."""
+    (later,) = enqueue(conn, key="k", delay=timedelta(hours=1))
+    conn.commit()
+    assert a.lanes() == []
+    assert lanes(conn) == []
+    (now,) = enqueue(conn, key="k")
+    conn.commit()
+    (job,) = a.lanes()
+    assert job.id == now
+    a.run(ack([job]))
+    a.give_back((QUEUE, "k"), job.lease)
+    assert lanes(conn) == []
+    assert not a.answer(route_floors={QUEUE: job.pos}).keyed
+    fall_due(conn, [later])
+    conn.commit()
+    assert a.run(promote(LONG_AGO, timedelta(0))).count == 1
+    assert ids(a.lanes()) == [later]
+
+
+def test_an_empty_lane_that_was_claimed_is_deleted(conn: Connection, a: Holder) -> None:
+    (job_id,) = enqueue(conn, key="k")
+    conn.commit()
+    a.route()
+    conn.execute("DELETE FROM pgqueue.job WHERE id = %s", [job_id])  # cancelled
+    conn.commit()
+    assert a.lanes() == []
+    assert lanes(conn) == []
+
+
+def test_slots_are_lanes_that_a_name_shares(conn: Connection, a: Holder, b: Holder) -> None:
+    conn.execute("INSERT INTO pgqueue.job_type (name, slots) VALUES ('work', 3)")
+    made = enqueue(conn, 8)
+    conn.commit()
+    first = a.lanes(2)
+    second = b.lanes(10)
+    assert (len(first), len(second)) == (2, 1)
+    assert sorted(ids(first) + ids(second)) == made[:3]
+    a.run(ack(first[:1]))
+    a.run(lane_release([(QUEUE, "@work")], first[0].lease, 0.0))
+    assert len(b.lanes(10)) == 2  # slots claimed under one lease are given back together
+    assert a.lanes(10) == []
+
+
+def test_rolled_back_claims_of_lanes_leave_them_as_they_were(conn: Connection, a: Holder, b: Holder) -> None:
+    made = enqueue(conn, 2, key="k")
+    conn.commit()
+    a.begin()
+    assert ids(a.lanes()) == made[:1]
+    assert b.lanes(routing=False) == []
+    a.rollback()
+    assert ids(b.lanes()) == made[:1]
