@@ -10,14 +10,15 @@ https://github.com/standard-webhooks/standard-webhooks, CloudEvents HTTP binding
 
 from __future__ import annotations
 
+import base64
 import re
+import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, HELD, Confirmed, Event, Receipt, Rejected, Unavailable, attributes
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import httpx
     from standardwebhooks.webhooks import Webhook
 
+TRACE: Final = frozenset({"traceparent", "tracestate"})
 LATER: Final = frozenset({408, 425, 429})
 BODY_READ: Final = 65_536
 EXCERPT: Final = 200
@@ -46,64 +48,73 @@ class WebhookSink:
         import httpx
 
         self._httpx = httpx
-        parts = urlsplit(url)
-        if not parts.hostname:
-            raise ConfigError(f"sink {parts.scheme}: has no host; write https://host/path")
-        port = f":{parts.port}" if parts.port else ""
-        self.name = f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
-        self._url = url
+        try:
+            self._url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"sink {url.partition(':')[0]}: {error}; write https://host/path") from None
+        if not self._url.host:
+            raise ConfigError(f"sink {self._url.scheme}: has no host; write https://host/path")
+        self.name = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
         self._source = context.source
         self._send_timeout = context.send_timeout
         self._parallel = context.parallel
         self._keys = _keys(context.secrets)
-        self._client: httpx.Client | None = None
+        self._fixed = _fixed_headers(self._url)
+        self._timeouts = {"connect": CONNECT_S, "read": ANSWER_S, "write": ANSWER_S, "pool": ANSWER_S}
+        self._connections: httpx.HTTPTransport | None = None
         self._pool = ThreadPoolExecutor(context.parallel, thread_name_prefix="relay-webhook")
 
     def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
         """POST each event; none after the send timeout or once the receiver cannot be reached."""
-        client = self._client = self._client or self._open()
+        connections = self._connections = self._connections or self._open()
         batch = _Batch(time.monotonic() + self._send_timeout)
         chains: dict[str, list[Event]] = {}
         for event in events:
             chains.setdefault(event.key, []).append(event)
         receipts: dict[int, Receipt] = {}
-        for answered in self._pool.map(lambda chain: self._chain(client, chain, batch), chains.values()):
+        for answered in self._pool.map(lambda chain: self._chain(connections, chain, batch), chains.values()):
             receipts.update(answered)
         return [receipts.get(event.id, HELD) for event in events]
 
     def close(self) -> None:
         """Drop the kept connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.close()
 
-    def _open(self) -> httpx.Client:
+    def _open(self) -> httpx.HTTPTransport:
+        """Open no connection yet. The transport alone follows no redirect and keeps no cookie."""
         make = self._httpx
-        client: httpx.Client = make.Client(
-            timeout=make.Timeout(ANSWER_S, connect=CONNECT_S),
-            limits=make.Limits(max_connections=self._parallel, max_keepalive_connections=self._parallel),
-            follow_redirects=False,
-            trust_env=False,
-            headers={"user-agent": "outbox-relay", "accept-encoding": "identity"},
-        )
-        return client
+        limits = make.Limits(max_connections=self._parallel, max_keepalive_connections=self._parallel)
+        verify = _trusted() if self._url.scheme == "https" else False
+        made: httpx.HTTPTransport = make.HTTPTransport(verify=verify, limits=limits, trust_env=False)
+        return made
 
-    def _chain(self, client: httpx.Client, chain: Sequence[Event], batch: _Batch) -> dict[int, Receipt]:
+    def _chain(
+        self, connections: httpx.HTTPTransport, chain: Sequence[Event], batch: _Batch
+    ) -> dict[int, Receipt]:
         receipts: dict[int, Receipt] = {}
         for event in chain:
             if batch.cut or time.monotonic() >= batch.until:
                 break
-            receipt = receipts[event.id] = self._post(client, event, batch)
+            receipt = receipts[event.id] = self._post(connections, event, batch)
             if not isinstance(receipt, Confirmed):
                 break
         return receipts
 
-    def _post(self, client: httpx.Client, event: Event, batch: _Batch) -> Receipt:
+    def _post(self, connections: httpx.HTTPTransport, event: Event, batch: _Batch) -> Receipt:
         httpx = self._httpx
         body = event.payload.encode()
-        request = client.build_request("POST", self._url, content=body, headers=self._headers(event))
+        headers = self._headers(event, len(body))
+        request = httpx.Request(
+            "POST",
+            self._url,
+            headers=headers,
+            stream=httpx.ByteStream(body),
+            extensions={"timeout": self._timeouts},
+        )
         try:
-            response = client.send(request, stream=True)
+            response = connections.handle_request(request)
             try:
                 said = _read(response, batch.until)
             finally:
@@ -115,21 +126,22 @@ class WebhookSink:
             return Unavailable(f"no answer from {self.name}: {_text(error)}")
         return _receipt(response.status_code, response.headers, said)
 
-    def _headers(self, event: Event) -> dict[str, str]:
+    def _headers(self, event: Event, size: int) -> list[tuple[bytes, bytes]]:
         context = attributes(event, self._source)
-        headers = {"content-type": context.pop("datacontenttype")}
+        headers = [*self._fixed, (b"content-length", b"%d" % size)]
+        headers.append((b"content-type", context.pop("datacontenttype").encode()))
         for name, value in context.items():
-            safe = _UNSAFE.sub(_percent, value)
-            headers[f"ce-{name}"] = safe
-            if name in ("traceparent", "tracestate"):
-                headers[name] = safe
+            safe = _UNSAFE.sub(_percent, value).encode()
+            headers.append((b"ce-" + name.encode(), safe))
+            if name in TRACE:
+                headers.append((name.encode(), safe))
+        key = event.idempotency_key
         now = datetime.fromtimestamp(int(time.time()), UTC)
-        headers["webhook-id"] = event.idempotency_key
-        headers["webhook-timestamp"] = str(int(now.timestamp()))
+        headers.append((b"webhook-id", key.encode()))
+        headers.append((b"webhook-timestamp", b"%d" % now.timestamp()))
         if self._keys:
-            headers["webhook-signature"] = " ".join(
-                key.sign(event.idempotency_key, now, event.payload) for key in self._keys
-            )
+            signatures = " ".join(secret.sign(key, now, event.payload) for secret in self._keys)
+            headers.append((b"webhook-signature", signatures.encode()))
         return headers
 
 
@@ -149,6 +161,25 @@ def open_sink(url: str, context: SinkContext) -> WebhookSink:
         return WebhookSink(url, context)
     except ModuleNotFoundError as error:
         raise ConfigError(f"sink https: needs {error.name}; install pgqueue-relay[webhooks]") from error
+
+
+def _fixed_headers(url: httpx.URL) -> list[tuple[bytes, bytes]]:
+    fixed = [(b"host", url.netloc), (b"user-agent", b"outbox-relay"), (b"accept", b"*/*")]
+    if url.userinfo:
+        named = f"{url.username}:{url.password}".encode()
+        fixed.append((b"authorization", b"Basic " + base64.b64encode(named)))
+    return fixed
+
+
+def _trusted() -> ssl.SSLContext:
+    """Trust what the system trusts (SSL_CERT_FILE names another bundle), or certifi's list where it has none."""
+    context = ssl.create_default_context()
+    paths = ssl.get_default_verify_paths()
+    if not any((paths.cafile, paths.capath)):
+        import certifi
+
+        context.load_verify_locations(certifi.where())
+    return context
 
 
 def _keys(secrets: Sequence[str]) -> list[Webhook]:

@@ -85,7 +85,11 @@ class Receiver:
                 self.end_headers()
                 self.wfile.write(answer.body)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler, bind_and_activate=False)
+        class Quiet(ThreadingHTTPServer):
+            def handle_error(self, *_: object) -> None:
+                """Say nothing: senders are killed and speak the wrong protocol on purpose."""
+
+        self._server = Quiet(("127.0.0.1", self._port), Handler, bind_and_activate=False)
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self._server.allow_reuse_address = True

@@ -189,6 +189,21 @@ def test_a_long_answer_is_not_read_to_its_end(receiver: Receiver, sink: Sink) ->
     assert len(receipt.reason) < 300
 
 
+def test_credentials_in_the_url_are_sent_as_basic_authorization(receiver: Receiver) -> None:
+    sink = open_sink(receiver.url.replace("//", "//shop:p%40ss@"), SinkContext(source=SOURCE))
+    assert one(sink, Made().event()) == CONFIRMED
+    sink.close()
+    assert receiver.kept[0].headers["authorization"] == "Basic " + base64.b64encode(b"shop:p@ss").decode()
+    assert receiver.kept[0].headers["host"] == receiver.url.split("/")[2]
+
+
+def test_a_receiver_with_an_untrusted_certificate_is_not_sent_anything(receiver: Receiver) -> None:
+    sink = open_sink(receiver.url.replace("http:", "https:"), SinkContext(source=SOURCE))
+    assert isinstance(one(sink, Made().event()), Unavailable)
+    sink.close()
+    assert not receiver.seen
+
+
 def test_the_name_shows_no_secret() -> None:
     sink = open_sink("https://user:geheim@example.org:8443/hook?token=geheim", SinkContext(source=SOURCE))
     assert sink.name == "https://example.org:8443/hook"
