@@ -15,7 +15,7 @@ FLOORS = {
     "promote prune turn cancel control jobs doctor",
     3: "app run loop worker maintenance engine sweep intake round writeoff hand quota threads tasks processes "
     "pulse monitor transact report health",
-    4: "cli health report metrics tracing dashboard testing embedded migrate migration",
+    4: "cli health report testing metrics tracing dashboard embedded migrate migration",
 }
 FLOOR = {f"pgqueue.{name}": floor for floor, names in FLOORS.items() for name in names.split()} | {
     "pgqueue": 3

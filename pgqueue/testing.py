@@ -1,0 +1,48 @@
+"""For the tests of applications: run what was enqueued, with the real worker, and come back when it is done."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+
+from pgqueue.app import DEFAULT_QUEUE, App
+from pgqueue.config import WorkerSettings
+from pgqueue.connection import execute
+from pgqueue.depth import depth
+from pgqueue.errors import PgqueueError
+from pgqueue.worker import Worker
+
+
+class NotDrained(PgqueueError):
+    """Jobs were left when the time was over."""
+
+    def __init__(self, left: int, seconds: float) -> None:
+        self.left = left
+        super().__init__(
+            f"{left} jobs are still ready or running after {seconds:g} s; their handlers may be too slow"
+        )
+
+
+def drain(app: App, dsn: str, *, timeout: float = 30.0, concurrency: int = 8) -> None:
+    """Run the committed jobs of the app's queues until none is ready or running; delayed jobs and retries stay.
+
+    A failing handler does not raise here: look at the job's effects, or at the dead letters. Raises NotDrained
+    after `timeout` seconds.
+    """
+    queues = tuple(dict.fromkeys([DEFAULT_QUEUE, *(kind.queue for kind in app.types.values())]))
+    worker = Worker(app, dsn, WorkerSettings(queues=queues, concurrency=concurrency, poll=0.05, grace=5.0))
+    worker.start()
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            until = time.monotonic() + timeout
+            while left := _left(connection, queues):
+                if time.monotonic() > until:
+                    raise NotDrained(left, timeout)
+                time.sleep(0.02)
+    finally:
+        worker.stop()
+
+
+def _left(connection: psycopg.Connection[tuple[object, ...]], queues: tuple[str, ...]) -> int:
+    return sum(d.ready + d.in_flight + d.blocked for d in execute(connection, depth()) if d.queue in queues)
