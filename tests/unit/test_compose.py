@@ -54,10 +54,9 @@ def parse(words: list[str], environment: dict[str, str], monkeypatch: pytest.Mon
     else:
         assert program == "pgqueue"
         command = import_module("pgqueue.cli").main
-    while isinstance(command, click.Group):
-        inner = command.get_command(click.Context(command), rest[0]) if rest and rest[0][0] != "-" else None
-        if inner is None:
-            break
+    if isinstance(command, click.Group):
+        inner = command.get_command(click.Context(command), rest[0])
+        assert inner is not None, f"{program} has no command {rest[0]}"
         command, rest = inner, rest[1:]
     command.make_context(program, list(rest))
 
