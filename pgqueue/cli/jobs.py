@@ -143,7 +143,8 @@ def _print(found: Detail) -> None:
     print_facts(
         [
             ("id", job.id), ("name", job.name), ("queue", job.queue), ("priority", job.priority),
-            ("state", _state(job)), ("ordering key", job.key), ("dedup key", found.dedup_key), ("idempotency key", found.idempotency_key),
+            ("state", _state(job)), ("ordering key", job.key), ("dedup key", found.dedup_key),
+            ("idempotency key", found.idempotency_key),
             ("attempt", job.attempt), ("max attempts", job.max_attempts), ("workers lost", job.lost),
             ("timeout s", found.timeout_s), ("backoff", None if found.backoff is None else json.dumps(found.backoff)),
             ("worker", job.worker), ("enqueued", job.enqueued_at), ("run at", job.run_at), ("claimed", job.claimed_at),
