@@ -6,8 +6,9 @@ of the read is taken, so the read sees them. Nothing is open when the answer is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import LiteralString
 from uuid import UUID
 
 import psycopg
@@ -20,13 +21,18 @@ from relay.publish import Failed, Look, RejectionPolicy
 
 Connection = psycopg.Connection[Row]
 
-#: A plan made while the outbox was empty would scan it whole when it is not; a late JIT compile costs more
-#: than it saves.
-_SESSION = (
+#: What both connections of a relay need, whatever the role's defaults say.
+_EVERY_SESSION = (
     "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+    "SET idle_session_timeout = 0",
+)
+#: A plan made while the outbox was empty would scan it whole when it is not; compiling it costs more than it saves.
+#: A look from the start may take its time, a row that somebody has locked may not take ours.
+PUBLISHING = (
     "SET enable_seqscan = off",
     "SET enable_bitmapscan = off",
     "SET jit = off",
+    "SET statement_timeout = 0",
     "SET lock_timeout = '250ms'",
     "SET synchronous_commit = on",
 )
@@ -49,11 +55,23 @@ class Ledger:
         return bool(self.confirmed or self.stuck or self.rejected or self.late)
 
 
-def connect(dsn: str, name: str) -> Connection:
-    """Open the connection of the publishing loop: autocommit, transactions begin explicitly."""
-    conn = connect_to(dsn, autocommit=True, application_name=name)
+def connect(dsn: str, name: str, settings: Sequence[LiteralString] = PUBLISHING) -> Connection:
+    """Open a connection of a relay to the primary: autocommit, so transactions begin explicitly.
+
+    A peer that is dead without a word is noticed after 25 s.
+    """
+    conn = connect_to(
+        dsn,
+        autocommit=True,
+        application_name=name,
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+        tcp_user_timeout=25_000,
+        target_session_attrs="primary",
+    )
     try:
-        for line in _SESSION:
+        for line in (*_EVERY_SESSION, *settings):
             conn.execute(line)
     except BaseException:
         conn.close()
@@ -87,6 +105,8 @@ def cycle(
             writers = sent.send(publish.writers())
             sent.commit()
     except psycopg.errors.LockNotAvailable:
+        if not ledger.confirmed:
+            raise  # not a row that we mark: somebody has locked the table
         _sidestep(ledger)
         return cycle(conn, me=me, ledger=ledger, floors=floors, n=n, keep=keep, policy=policy)
     failed = written.note(ledger)
@@ -110,6 +130,8 @@ def write(conn: Connection, ledger: Ledger, *, keep: bool, policy: RejectionPoli
         with Pipeline(conn) as sent:
             written = _send(sent, ledger, keep=keep, policy=policy)
     except psycopg.errors.LockNotAvailable:
+        if not ledger.confirmed:
+            raise
         _sidestep(ledger)
         return write(conn, ledger, keep=keep, policy=policy)
     return written.note(ledger)

@@ -17,13 +17,12 @@ from uuid import UUID
 import psycopg
 
 from pgqueue.connection import execute
-from pgqueue.dsn import connect as connect_to
 from pgqueue.dsn import one_line
 from pgqueue.events import Bus, LoopFailed, LoopRecovered
 from pgqueue.loop import Trouble, Wake
 from relay import inbox, partitions
 from relay.config import RelayConfig
-from relay.cycle import Connection
+from relay.cycle import Connection, connect
 from relay.events import Pruned, RelayStopped
 from relay.lag import lag
 from relay.prune import prune, turn
@@ -35,7 +34,6 @@ PRUNE_FOR_S: Final = 1.0
 FROM_THE_START_S: Final = 86_400.0
 
 _SESSION = (
-    "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
     "SET statement_timeout = '10s'",
     "SET lock_timeout = '2s'",
     "LISTEN pgqueue_outbox",
@@ -66,7 +64,7 @@ class Upkeep:
         """Work until told to stop; then give the partitions back and end the lease. Returns, never raises."""
         while True:
             try:
-                with self._connect() as conn:
+                with connect(self.config.dsn, f"{self.config.name} upkeep", _SESSION) as conn:
                     self._work(conn)
                     execute(conn, partitions.leave(self._me))
             except Exception as error:  # noqa: BLE001 - whatever happened, the loop goes on
@@ -80,16 +78,6 @@ class Upkeep:
             else:
                 self._bus.emit(RelayStopped(relay=self.config.name, given=True))
                 return
-
-    def _connect(self) -> Connection:
-        conn = connect_to(self.config.dsn, autocommit=True, application_name=f"{self.config.name} upkeep")
-        try:
-            for line in _SESSION:
-                conn.execute(line)
-        except BaseException:
-            conn.close()
-            raise
-        return conn
 
     def _work(self, conn: Connection) -> None:
         config = self.config

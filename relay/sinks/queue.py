@@ -85,7 +85,11 @@ class QueueSink:
     def _hand_over(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        conn = self._conn = self._conn or connect(self._dsn, autocommit=True, application_name="relay queue:")
+        if self._conn is None:
+            self._conn = connect(self._dsn, autocommit=True, application_name="relay queue:")
+            self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            self._conn.read_only = False
+        conn = self._conn
         with conn.transaction():
             taken = set(execute(conn, Statement(_SQL["take_over"], {"ids": [e.id for e in events]}, column)))
             jobs = [

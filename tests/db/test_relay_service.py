@@ -11,8 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
-from pgqueue.events import Bus, Event, LoopRecovered
+from pgqueue.events import Bus, Event, LoopFailed, LoopRecovered
 from relay import Outbox
 from relay.config import RelayConfig
 from relay.event import Event as OutboxEvent
@@ -321,6 +322,54 @@ def test_a_relay_that_hangs_in_its_sink_loses_its_partitions_and_inverts_nothing
     drained(watch)
     assert not inversions([(e.key, e.id) for e in log])
     assert len({e.id for e in log}) == 150
+
+
+def test_a_table_that_somebody_locks_is_waited_for(start: Starter, watch: Connection, dsn: str) -> None:
+    relay = start()
+    eventually(lambda: relay.parts == 64)
+    with psycopg.connect(dsn) as migration:
+        migration.execute("LOCK TABLE pgqueue.outbox IN ACCESS EXCLUSIVE MODE")
+        eventually(lambda: relay.heard(LoopFailed))
+        migration.rollback()
+    add(watch, "a")
+    drained(watch)
+    assert len(relay.heard(LoopRecovered)) >= 1
+
+
+def test_the_defaults_of_the_role_do_not_matter(start: Starter, watch: Connection) -> None:
+    row = watch.execute("SELECT current_database()").fetchone()
+    assert row is not None
+    name = sql.Identifier(str(row[0]))
+    settings = {
+        "default_transaction_isolation": "serializable",
+        "default_transaction_read_only": "on",
+        "statement_timeout": "1s",
+        "idle_session_timeout": "100ms",
+        "idle_in_transaction_session_timeout": "100ms",
+        "search_path": "",
+    }
+    for setting, value in settings.items():
+        watch.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(name, sql.Identifier(setting), value))
+    try:
+        sink = MemorySink()
+        relay = start(sink)
+        eventually(lambda: relay.parts == 64)
+        sink.stalled.set()
+        add(watch, "a", "b")
+        eventually(sink.in_publish.is_set)
+        eventually(lambda: watch.execute(IDLE_FOR_A_WHILE).fetchone())
+        sink.resume()
+        drained(watch)
+        assert not relay.heard(LoopFailed)
+    finally:
+        for setting in settings:
+            watch.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(name, sql.Identifier(setting)))
+
+
+IDLE_FOR_A_WHILE = (
+    "SELECT true FROM pg_catalog.pg_stat_activity WHERE application_name = 'relay publish'"
+    " AND datname = current_database() AND state_change < clock_timestamp() - interval '300 ms'"
+)
 
 
 def test_old_events_are_pruned_while_the_relay_runs(start: Starter, watch: Connection) -> None:
