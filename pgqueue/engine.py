@@ -106,7 +106,7 @@ class Engine:
                 self._hand.wake.wait(self._pause())
             if self.draining.is_set():
                 self._unload()
-                if not self._hand.held:
+                if not self._hand.held and not self._hand.lanes:
                     break
             if self._trouble.active and time.monotonic() < self._retry_at:
                 more = False

@@ -81,8 +81,10 @@ class WriteOff:
                 case _:
                     self._ended.append((ended.claimed, ended.outcome))
         self._done.sort(key=_ID)
+        ended_ids = {claimed.id for claimed, _ in self._ended} if self._lanes else ()
         for lane in self._lanes:
-            self._ended.extend((claimed, Released()) for claimed in lane.jobs if claimed.id in hand.held)
+            unstarted = [c for c in lane.jobs if c.id in hand.held and c.id not in ended_ids]
+            self._ended.extend((claimed, Released()) for claimed in unstarted)
             lane.jobs.clear()
         done, applied = list(self._done), []
         if hand.keyed:

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -59,12 +60,17 @@ def load_app(path: str) -> App:
     return found
 
 
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM or SIGINT sets; a second signal ends the process at once."""
+def stop_on_signals(at_once: Callable[[], None] | None = None) -> threading.Event:
+    """Return an event that SIGTERM or SIGINT sets; a second signal ends the process at once, after `at_once()`."""
     told = threading.Event()
+    heard = 0
 
     def stop(number: int, _: object) -> None:
-        if told.is_set():
+        nonlocal heard
+        heard += 1
+        if heard > 1:
+            if at_once is not None:
+                at_once()
             os._exit(128 + number)
         told.set()
 

@@ -69,7 +69,7 @@ def test_poison_runs_max_attempts_times_but_at_least_three(
     assert len(fleet.effects.all("start")) == runs
     row = conn.execute("SELECT attempts FROM pgqueue.dead_job").fetchone()
     assert row is not None
-    assert [a["outcome"] for a in row[0]] == ["lost"] * runs  # type: ignore[attr-defined,index]
+    assert [a["outcome"] for a in row[0]] == ["lost"] * runs  # type: ignore[attr-defined]
 
 
 def test_poison_at_the_head_of_a_key_lets_the_other_49_run_once_and_in_order(
