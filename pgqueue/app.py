@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
 from pgqueue.backoff import Backoff
 from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
+from pgqueue.cron import Cron
 from pgqueue.declare import Policy
 from pgqueue.enqueue import (
     Options,
@@ -37,6 +38,7 @@ from pgqueue.errors import BadOption, ConfigError, UnknownJob
 from pgqueue.handler import check_handler, parameters
 from pgqueue.job import Job, JobRef
 from pgqueue.payload import Codec
+from pgqueue.schedule import Missed, Schedule
 from pgqueue.statement import Statement
 
 P = TypeVar("P")
@@ -190,6 +192,7 @@ class App:
     def __init__(self) -> None:
         self._types: dict[str, JobType[Any]] = {}
         self._events: dict[str, list[str]] = {}
+        self._schedules: dict[str, Schedule] = {}
         self._declared: set[str] = set()
         self._lock = threading.Lock()
 
@@ -204,6 +207,7 @@ class App:
         timeout: Duration | None = None,
         process: bool = False,
         transactional: bool = False,
+        sheddable: bool = False,
     ) -> Register:
         """Register the decorated function as the handler of `name`.
 
@@ -212,8 +216,9 @@ class App:
         that may crash or hold the interpreter lock. Such a handler is a plain `def` at the top of a module.
         `transactional=True` hands it a session or connection (the parameter annotated with its type) whose
         commit also acknowledges the job: its database effects happen exactly once. The handler does not commit.
+        `sheddable=True`: while its queue is over its limits, its jobs are dropped and counted, not refused.
         """
-        policy = _policy(name, queue, priority, max_attempts, backoff, timeout)
+        policy = _policy(name, queue, priority, max_attempts, backoff, timeout, sheddable=sheddable)
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
             kind = JobType[Any](handler, policy, process=process, transactional=transactional)
@@ -240,6 +245,47 @@ class App:
             return kind
 
         return Register(register)
+
+    def schedule(
+        self,
+        expr: str,
+        *,
+        timezone: str = "UTC",
+        payload: Any = None,
+        jitter: Duration = 0.0,
+        missed: Missed = "once",
+        cap: int = 10,
+        name: str | None = None,
+    ) -> Callable[[JobType[P]], JobType[P]]:
+        """Enqueue a job of the decorated type at the times of a cron expression; stands above `@app.job`.
+
+        Five fields, or six with the seconds first, in an IANA time zone. `jitter`: seconds up to which each job is
+        delayed at random. `missed`: what becomes of ticks that nobody ran in time; see `pgqueue.schedule.Schedule`.
+        `name` (the job's name by default) tells several schedules of one job apart. Raises BadOption, BadPayload.
+        """
+        cron = Cron(expr, timezone)
+
+        def attach(kind: JobType[P]) -> JobType[P]:
+            if not isinstance(kind, JobType) or self._types.get(kind.name) is not kind:
+                raise ConfigError("@app.schedule stands above the @app.job of the same app")
+            made = Schedule(
+                name=kind.name if name is None else name, job=kind.name, cron=cron, payload=kind.codec.encode(payload),
+                jitter=jitter, missed=missed, cap=cap,
+            )  # fmt: skip
+            with self._lock:
+                if made.name in self._schedules:
+                    raise ConfigError(
+                        f"schedule {made.name!r} is defined twice; give one another name: @app.schedule(..., name=...)"
+                    )
+                self._schedules[made.name] = made
+            return kind
+
+        return attach
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedules by name."""
+        return dict(self._schedules)
 
     @property
     def types(self) -> Mapping[str, JobType[Any]]:
@@ -284,7 +330,7 @@ class App:
 
 def _policy(
     name: str, queue: str | None, priority: int | None, max_attempts: int | None, backoff: Backoff | None,
-    timeout: Duration | None,
+    timeout: Duration | None, *, sheddable: bool,
 ) -> Policy:  # fmt: skip
     check_name("name", name)
     check_name("queue", queue)
@@ -295,5 +341,11 @@ def _policy(
         raise BadOption("backoff", f"{backoff!r} is not a pgqueue.Backoff")
     limit = None if timeout is None else as_seconds(timeout)
     return Policy(
-        name=name, queue=queue, priority=priority, max_attempts=max_attempts, backoff=backoff, timeout=limit
+        name=name,
+        queue=queue,
+        priority=priority,
+        max_attempts=max_attempts,
+        backoff=backoff,
+        timeout=limit,
+        sheddable=sheddable,
     )

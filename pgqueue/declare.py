@@ -19,7 +19,10 @@ _SQL = load("pgqueue", "declare")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The policy of a job type; None = the built-in default. `timeout` in seconds, math.inf = none."""
+    """The policy of a job type; None = the built-in default.
+
+    `timeout` in seconds, math.inf = none. `sheddable`: dropped and counted where its queue is full.
+    """
 
     name: str
     queue: str | None = None
@@ -27,6 +30,7 @@ class Policy:
     max_attempts: int | None = None
     backoff: Backoff | None = None
     timeout: float | None = None
+    sheddable: bool = False
 
 
 def declare(policies: Iterable[Policy]) -> Statement[None]:
@@ -39,6 +43,7 @@ def declare(policies: Iterable[Policy]) -> Statement[None]:
             "max_attempts": p.max_attempts,
             "backoff": json.loads(p.backoff.to_json()) if p.backoff else None,
             "timeout_s": "Infinity" if p.timeout == math.inf else p.timeout,
+            "sheddable": p.sheddable,
         }
         for p in policies
     ]

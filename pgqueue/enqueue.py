@@ -3,7 +3,8 @@
 The statement calls the SQL function `pgqueue.enqueue_many`, the same one that producers in other languages
 use, so that a row does not depend on who wrote it: what the caller left out comes from `job_type`, else from
 the built-in defaults. The rows appear exactly if the caller's transaction commits. Nothing is locked but,
-with `dedup_key`, the key's row: a second enqueue of the key waits for the first one's transaction.
+with `dedup_key`, the key's row: a second enqueue of the key waits for the first one's transaction. A full queue
+answers with a row, not with an error, so that the caller's transaction stays usable after QueueFull.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
 from pgqueue.backoff import Backoff, seconds
-from pgqueue.errors import BadOption
+from pgqueue.errors import BadOption, QueueFull
 from pgqueue.job import JobRef
 from pgqueue.payload import NUL
 from pgqueue.statement import Row, Statement, load, scalar
@@ -224,4 +225,6 @@ def _keys(option: str, key: Key | None, values: Sequence[Any]) -> list[str] | No
 
 
 def _refs(rows: Sequence[Row]) -> list[JobRef]:
+    if rows and rows[0][0] < 0:  # the mark of a full queue: seconds, and the queue
+        raise QueueFull(rows[0][2], timedelta(seconds=-rows[0][0]))
     return [JobRef(row[0], row[1]) for row in rows]

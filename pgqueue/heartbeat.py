@@ -44,11 +44,12 @@ def register(
     queues: Sequence[str],
     names: Sequence[str],
     concurrency: int,
+    schedules: Sequence[str] = (),
 ) -> Statement[int | None]:
     """Enter this process start; None if the nonce is taken."""
     params = {
         "nonce": nonce, "host": host, "pid": pid, "version": version, "queues": list(queues), "names": list(names),
-        "concurrency": concurrency,
+        "concurrency": concurrency, "schedules": list(schedules),
     }  # fmt: skip
     return Statement(_SQL["register"], params, scalar)
 

@@ -12,10 +12,15 @@ from pgqueue.errors import Cancelled
 
 
 class JobRef(NamedTuple):
-    """The answer to an enqueue: the job's id, and whether this call created it (no: dedup key taken)."""
+    """The answer to an enqueue: the job's id, and whether this call created it (no: dedup key taken, or shed)."""
 
     id: int
     created: bool
+
+    @property
+    def shed(self) -> bool:
+        """Whether the job was dropped because its type is sheddable and its queue full; its id is 0."""
+        return self.id == 0
 
 
 class Claim(NamedTuple):

@@ -2,7 +2,8 @@
 
 It shares nothing with the handlers but the interpreter: a handler that blocks its thread or its event loop cannot
 delay a heartbeat. Beside the heartbeats it listens for wake-ups, watches running attempts (over their time,
-cancelled, lease lost), and takes its turn at promoting due jobs, pruning, folding counters and sampling depth.
+cancelled, lease lost), and takes its turn at promoting due jobs, ticks of schedules, pruning, folding counters and
+sampling depth.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pgqueue.monitor import Monitor
 from pgqueue.pipeline import Pipeline
 from pgqueue.promote import notify, promote
 from pgqueue.prune import chores, fold
+from pgqueue.tick import LOOK, tick
 from pgqueue.turn import turn
 
 PROMOTE = timedelta(seconds=0.25)
@@ -114,6 +116,8 @@ class Pulse:
             self._monitor.cancel(asked.result())
         if self._is_due("promote", PROMOTE.total_seconds()):
             self._promote(connection)
+        if self._is_due("schedule", LOOK.total_seconds()):
+            tick(connection)
         if self._is_due("beat", 5.0):
             with Pipeline(connection) as p:
                 p.send(beat(self._nonce, len(self._hand.held), draining=self._engine.draining.is_set()))

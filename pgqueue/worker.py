@@ -39,6 +39,7 @@ from pgqueue.pulse import Pulse
 from pgqueue.quota import Quota
 from pgqueue.round import Leases
 from pgqueue.run import Runner
+from pgqueue.schedule import define
 from pgqueue.schema_version import require_schema
 from pgqueue.shelf import Shelf
 from pgqueue.statement import Statement, load, nothing
@@ -219,6 +220,7 @@ class Worker:
         with connect(self._dsn, self.name) as connection:
             require_schema(connection)
             execute(connection, declare(kind.policy for kind in self._app.types.values()))
+            execute(connection, define(self._app.schedules.values()))
             while True:
                 nonce = random.SystemRandom().randrange(1, 2**31)
                 entry = register(
@@ -228,6 +230,7 @@ class Worker:
                     version=_version(),
                     queues=self.settings.queues,
                     names=list(self._app.types),
+                    schedules=list(self._app.schedules),
                     concurrency=self.settings.concurrency,
                 )
                 if execute(connection, entry) is not None:

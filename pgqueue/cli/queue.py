@@ -1,14 +1,16 @@
-"""`pgqueue queue list | pause | resume`"""
+"""`pgqueue queue list | pause | resume | set`"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import click
 
-from pgqueue import control
+from pgqueue import control, pressure
 from pgqueue.cli import Command, dsn_option
+from pgqueue.cli._app import Duration
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import clean, print_json, print_table
 from pgqueue.connection import execute
@@ -24,7 +26,7 @@ class _Group(click.Group):
 
 @click.group("queue", cls=_Group)
 def command() -> None:
-    """See the queues; pause and resume a queue or a job type."""
+    """See the queues; pause and resume a queue or a job type; set limits."""
 
 
 @command.command("list")
@@ -67,6 +69,27 @@ def pause(dsn: str | None, *, queue: str | None, name: str | None) -> None:
 def resume(dsn: str | None, *, queue: str | None, name: str | None) -> None:
     """Resume a queue, or a job type."""
     _switch(dsn, queue, name, control.resume_queue, control.resume_name, "resumed")
+
+
+@command.command("set")
+@dsn_option
+@click.argument("queue")
+@click.option(
+    "--max-depth", type=int, metavar="N", help="Refuse jobs while so many wait or run; 0: no limit."
+)
+@click.option(
+    "--max-age",
+    type=Duration(),
+    help="Refuse jobs while the oldest ready one has waited so long; 0: no limit.",
+)
+def set_(dsn: str | None, *, queue: str, max_depth: int | None, max_age: timedelta | None) -> None:
+    """Limit what may wait in a queue; producers over a limit get QueueFull, sheddable jobs are dropped."""
+    if max_depth is None and max_age is None:
+        raise BadOption("queue set", "give --max-depth or --max-age")
+    with opened(dsn) as conn:
+        depth, age = execute(conn, pressure.limit(queue, max_depth=max_depth, max_age=max_age))
+    limits = (f"max depth {depth or 'none'}", f"max age {'none' if age is None else f'{age:g} s'}")
+    click.echo(f"queue {clean(queue)}: {', '.join(limits)}")
 
 
 Verb = Callable[[str], Statement[bool]]

@@ -30,8 +30,8 @@ SELECT s.job_id FROM pgqueue.job_signal s WHERE s.job_id = ANY (%(ids)s::bigint[
 
 -- name: register
 -- This process start, under a nonce nobody has; no row comes back if the nonce is taken.
-INSERT INTO pgqueue.worker (nonce, host, pid, version, queues, names, concurrency)
-VALUES (%(nonce)s::bigint, %(host)s::text, %(pid)s::int, %(version)s::text, %(queues)s::text[], %(names)s::text[], %(concurrency)s::int)
+INSERT INTO pgqueue.worker (nonce, host, pid, version, queues, names, schedules, concurrency)
+VALUES (%(nonce)s::bigint, %(host)s::text, %(pid)s::int, %(version)s::text, %(queues)s::text[], %(names)s::text[], %(schedules)s::text[], %(concurrency)s::int)
 ON CONFLICT DO NOTHING RETURNING nonce
 
 -- name: beat

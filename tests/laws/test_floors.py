@@ -13,7 +13,7 @@ FLOORS = {
     1: "dsn statement connection schema_version pipeline",
     2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare "
     "promote prune turn cancel control jobs doctor",
-    3: "app run loop worker maintenance engine sweep intake round writeoff hand quota threads tasks processes "
+    3: "app run loop tick worker maintenance engine sweep intake round writeoff hand quota threads tasks processes "
     "pulse monitor transact report health",
     4: "cli health report testing metrics tracing dashboard embedded migrate migration",
 }
