@@ -931,7 +931,11 @@ SELECT count(*) FILTER (WHERE o.parked_at IS NULL) AS pending, count(*) FILTER (
        (SELECT count(*) FROM pgqueue.relay r WHERE r.lease_until > now()) AS relays,
        (SELECT count(*) FROM pgqueue.relay_partition p WHERE NOT EXISTS
           (SELECT FROM pgqueue.relay r WHERE r.id = p.owner AND r.lease_until > now())) AS orphan_partitions
-FROM pgqueue.outbox o WHERE o.published_at IS NULL;
+FROM (
+  -- Two halves, each with a partial index of its own: one condition for both would read the published rows too.
+  SELECT w.created_at, w.parked_at, w.next_attempt_at FROM pgqueue.outbox w WHERE w.published_at IS NULL AND w.parked_at IS NULL
+  UNION ALL
+  SELECT p.created_at, p.parked_at, p.next_attempt_at FROM pgqueue.outbox p WHERE p.published_at IS NULL AND p.parked_at IS NOT NULL) o;
 
 -- Rights by role: producer, worker, relay, reader. Called by the owner: SELECT pgqueue.grant_role('producer', 'shop').
 CREATE FUNCTION pgqueue.grant_role(kind text, role name) RETURNS void LANGUAGE plpgsql AS $$
