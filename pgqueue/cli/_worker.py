@@ -131,7 +131,8 @@ def command(app: str, dsn: str | None, **options: Any) -> None:
             thread = keep_file(options["health_file"], worker.stalled, over)
             stack.callback(thread.join)
             stack.callback(over.set)
-        told.wait()
+        while not told.wait(0.5):
+            pass  # a signal that comes just before an endless wait begins would not interrupt it
         if not worker.stop():
             # A thread cannot be stopped, and its job is claimable again already: nothing may come after this.
             logging.getLogger("pgqueue").warning(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pgqueue.cli import Command, database, dsn_option, option
 from pgqueue.dsn import connect
@@ -191,6 +192,11 @@ def command(dsn: str | None, sink: str, app: str | None, **options: Any) -> None
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if click.get_current_context().get_parameter_source("webhook_secret") is ParameterSource.COMMANDLINE:
+        click.echo(
+            "warning: everybody on this machine can see a secret in --webhook-secret; put it in OUTBOX_WEBHOOK_SECRET",
+            err=True,
+        )
     subscribers = _app(app).subscribers if app else None
     with ExitStack() as stack:
         url = stack.enter_context(database(dsn))
@@ -223,7 +229,8 @@ def command(dsn: str | None, sink: str, app: str | None, **options: Any) -> None
             stack.callback(thread.join)
             stack.callback(over.set)
         relay.start()
-        told.wait()
+        while not told.wait(0.5):
+            pass  # a signal that comes just before an endless wait begins would not interrupt it
         if not relay.stop(options["grace"].total_seconds()):
             logging.getLogger("relay").error(
                 "still publishing at the end of the grace; what is not marked is published again"

@@ -335,3 +335,18 @@ def test_a_worker_that_stops_while_idle_does_so_at_once(start: Start) -> None:
     began = time.monotonic()
     assert worker.stop()
     assert time.monotonic() - began < 2.0
+
+
+def test_twenty_restarts_do_not_cost_a_healthy_job_an_attempt(
+    conn: Connection, dsn: str, effects: Effects
+) -> None:
+    every.awaits.using(max_attempts=2).enqueue(conn, Work(n=1, seconds=60))
+    conn.commit()
+    for n in range(20):
+        worker = Worker(every.app, dsn, WorkerSettings(grace=0.0))
+        worker.start()
+        effects.wait("start", n + 1)
+        assert worker.stop()
+    row = conn.execute("SELECT attempt, lost, lease FROM pgqueue.job").fetchone()
+    assert row == (0, 0, 0)
+    assert {e.attempt for e in effects.all("start")} == {1}

@@ -151,18 +151,6 @@ def test_a_worker_whose_database_is_gone_stops_within_its_grace(
     assert "Traceback" not in worker.log
 
 
-def test_twenty_restarts_do_not_cost_a_healthy_job_an_attempt(fleet: Fleet, conn: Connection) -> None:
-    every.work.using(max_attempts=2).enqueue(conn, Work(n=1, seconds=60))
-    conn.commit()
-    for n in range(20):
-        worker = fleet.launch("--grace=0s", "--visibility=30s")
-        fleet.effects.wait("start", n + 1)
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0
-    assert attempts(conn) == [0]
-    assert {e.attempt for e in fleet.effects.all("start")} == {1}
-
-
 def test_several_processes_are_kept_running_and_stop_together(fleet: Fleet, conn: Connection) -> None:
     gate = fleet.gate("open")
     parent = fleet.launch("--processes=3", "--concurrency=1", "--prefetch=0", "--grace=20s")
