@@ -20,7 +20,7 @@ class RelayConfig:
     core.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     name: str
     source: str
     batch: int = 200

@@ -7,7 +7,7 @@ A stranger's sink is an entry point of the group `relay.sinks`: name = scheme, o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Final, Protocol
@@ -59,11 +59,11 @@ class SinkContext:
 
     source: str
     send_timeout: float = 30.0
-    dsn: str = ""
+    dsn: str = field(default="", repr=False)
     parallel: int = 16
     keep: bool = True
     subscribers: Callable[[str], Sequence[str]] | None = None
-    secrets: Sequence[str] = ()
+    secrets: Sequence[str] = field(default=(), repr=False)
 
 
 class UnknownSink(ConfigError):
