@@ -1,0 +1,160 @@
+"""Ticks through every change of the clocks, against zones whose changes are known facts.
+
+The faults these would show: node-cron 563 and xen-orchestra 4024 (doubled or lost runs), node-red-cron-plus 108 (an
+interval lost an hour), action-scheduler 885 (a shift to UTC).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgqueue.cron import Cron
+from pgqueue.errors import BadOption
+
+NEW_YORK, LORD_HOWE = "America/New_York", "Australia/Lord_Howe"
+KIRITIMATI, DAMASCUS = "Pacific/Kiritimati", "Asia/Damascus"
+
+
+def local(zone: str, text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone))
+
+
+def ticks(expr: str, zone: str, start: str, count: int) -> list[str]:
+    """Return the ticks after a local time, as the clock on the wall shows them, with its offset."""
+    found = islice(Cron(expr, zone).ticks(local(zone, start)), count)
+    return [f"{tick.astimezone(ZoneInfo(zone)):%m-%d %H:%M%z}" for tick in found]
+
+
+@pytest.mark.parametrize(
+    ("expr", "zone", "start", "expected"),
+    [
+        # A gap: 02:00 to 03:00 does not exist on 8 March.
+        ("30 2 * * *", NEW_YORK, "2026-03-07", ["03-07 02:30-0500", "03-08 03:00-0400", "03-09 02:30-0400"]),
+        ("0 30 2 * * *", NEW_YORK, "2026-03-07", ["03-07 02:30-0500", "03-08 03:00-0400", "03-09 02:30-0400"]),
+        ("0,30 2,3 * * *", NEW_YORK, "2026-03-08", ["03-08 03:00-0400", "03-08 03:30-0400", "03-09 02:00-0400"]),
+        ("*/20 2 * * *", NEW_YORK, "2026-03-08", ["03-08 03:00-0400", "03-09 02:00-0400", "03-09 02:20-0400"]),
+        ("0 */2 * * *", NEW_YORK, "2026-03-07T23:00", ["03-08 00:00-0500", "03-08 03:00-0400", "03-08 04:00-0400"]),
+        # A fold: 01:00 to 02:00 comes twice on 1 November.
+        ("30 1 * * *", NEW_YORK, "2026-10-31", ["10-31 01:30-0400", "11-01 01:30-0400", "11-02 01:30-0500"]),
+        ("0 30 1 * * *", NEW_YORK, "2026-10-31", ["10-31 01:30-0400", "11-01 01:30-0400", "11-02 01:30-0500"]),
+        ("0 9-17 * * 0", NEW_YORK, "2026-11-01", ["11-01 09:00-0500", "11-01 10:00-0500", "11-01 11:00-0500"]),
+        # Half an hour.
+        ("15 2 * * *", LORD_HOWE, "2026-10-03", ["10-03 02:15+1030", "10-04 02:30+1100", "10-05 02:15+1100"]),
+        ("45 1 * * *", LORD_HOWE, "2026-04-04", ["04-04 01:45+1100", "04-05 01:45+1100", "04-06 01:45+1030"]),
+        ("40 * * * *", LORD_HOWE, "2026-10-04T01:00", ["10-04 01:40+1030", "10-04 02:40+1100", "10-04 03:40+1100"]),
+        # A whole day: Kiritimati had no 31 December 1994.
+        ("0 12 * * *", KIRITIMATI, "1994-12-30", ["12-30 12:00-1000", "01-01 00:00+1400", "01-01 12:00+1400"]),
+        ("0 12 * * *", KIRITIMATI, "2026-01-01", ["01-01 12:00+1400", "01-02 12:00+1400", "01-03 12:00+1400"]),
+        # A gap at midnight, and the end of summer time for good on 28 October 2022.
+        ("0 0 * * *", DAMASCUS, "2022-03-24T12:00", ["03-25 01:00+0300", "03-26 00:00+0300", "03-27 00:00+0300"]),
+        ("0 2 * * *", DAMASCUS, "2022-10-27", ["10-27 02:00+0300", "10-28 02:00+0300", "10-29 02:00+0300"]),
+        ("0 2 * * *", DAMASCUS, "2026-03-26", ["03-26 02:00+0300", "03-27 02:00+0300", "03-28 02:00+0300"]),
+    ],
+)  # fmt: skip
+def test_a_local_time_runs_once_a_day_whatever_the_clocks_do(
+    expr: str, zone: str, start: str, expected: list[str]
+) -> None:
+    assert ticks(expr, zone, start, len(expected)) == expected
+
+
+@pytest.mark.parametrize("zone", [NEW_YORK, LORD_HOWE, "Asia/Damascus", "Asia/Kolkata", "UTC"])
+@pytest.mark.parametrize("expr", ["*/15 * * * *", "0 */15 * * * *"])
+@pytest.mark.parametrize("day", ["2026-03-08", "2026-11-01", "2026-10-03T12:00", "2026-04-04T12:00"])
+def test_a_rhythm_goes_on_through_a_change(zone: str, expr: str, day: str) -> None:
+    found = list(islice(Cron(expr, zone).ticks(local(zone, day)), 200))
+    assert {b - a for a, b in pairwise(found)} == {timedelta(minutes=15)}
+
+
+def test_every_hour_is_every_hour_in_the_night_of_a_change_too() -> None:
+    gap = ["03-08 00:30-0500", "03-08 01:30-0500", "03-08 03:30-0400"]
+    fold = ["11-01 01:30-0400", "11-01 01:30-0500", "11-01 02:30-0500"]
+    assert ticks("30 * * * *", NEW_YORK, "2026-03-08T00:00", 3) == gap
+    assert ticks("30 * * * *", NEW_YORK, "2026-11-01T01:00", 3) == fold
+
+
+@given(
+    start=st.datetimes(datetime(2024, 1, 1), datetime(2027, 12, 31)),  # noqa: DTZ001 - made aware below
+    expr=st.sampled_from(
+        ["30 2 * * *", "*/7 1-3 * * *", "59 59 1 * * *", "*/15 * * * *", "5 0 * * 1", "*/10 2 8 3 *"]
+    ),
+    zone=st.sampled_from([NEW_YORK, LORD_HOWE, "Europe/Berlin", "Asia/Damascus", "Africa/Casablanca"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_from_every_instant_the_ticks_are_the_same(start: datetime, expr: str, zone: str) -> None:
+    """Where one starts to count, inside a gap's night or a fold, adds no tick and loses none."""
+    cron, at = Cron(expr, zone), start.replace(tzinfo=UTC)
+    whole = list(islice(cron.ticks(at), 30))
+    assert all(at < a < b for a, b in pairwise(whole))
+    assert [cron.next(a) for a in whole[:-1]] == whole[1:]
+    assert cron.next(whole[0] - timedelta(microseconds=1)) == whole[0]
+    assert cron.latest(at, whole[-1], 7) == whole[-7:]
+    assert cron.latest(whole[10], whole[20], 50) == whole[11:21]
+
+
+def test_the_latest_tick_of_years_of_seconds_is_found_at_once() -> None:
+    now = datetime(2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)
+    found = Cron("* * * * * *").latest(datetime(2016, 1, 1, tzinfo=UTC), now, 2)
+    assert found == [datetime(2025, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)]
+
+
+def test_there_is_no_tick_where_there_was_none() -> None:
+    assert (
+        Cron("0 2 * * *").latest(local("UTC", "2026-01-01T03:00"), local("UTC", "2026-01-01T23:00"), 5) == []
+    )
+
+
+def test_seconds_stand_in_front() -> None:
+    found = islice(Cron("*/20 * * * * *").ticks(local("UTC", "2026-01-01T00:00:59")), 3)
+    assert [f"{t:%M:%S}" for t in found] == ["01:00", "01:20", "01:40"]
+
+
+@pytest.mark.parametrize(
+    ("expr", "says"),
+    [
+        ("0 0 31 2 *", "in none of its months"),
+        ("0 0 30 2 *", "in none of its months"),
+        ("0 0 31 4,6,9,11 *", "in none of its months"),
+        ("61 * * * *", "bad minute"),
+        ("0 24 * * *", "bad hour"),
+        ("0 0 * * 8", "bad day-of-week"),
+        ("0 0 * * MON#6", "bad day-of-week"),
+        ("*/0 * * * *", "bad minute"),
+        ("10-5 * * * *", "bad minute"),
+        ("a b c d e", "bad minute"),
+        ("", "has 0 fields"),
+        ("* * * *", "has 4 fields"),
+        ("* * * * * * *", "has 7 fields"),
+        ("* * * * " + "1," * 200 + "1", "fields"),
+        ("0 2 * * \0", "bad day-of-week"),
+        (None, "not a string"),
+    ],
+)
+def test_an_expression_that_cannot_be_is_refused(expr: str, says: str) -> None:
+    with pytest.raises(BadOption, match=says) as caught:
+        Cron(expr)
+    assert caught.value.option == "schedule"
+
+
+@pytest.mark.parametrize(
+    "zone",
+    ["Mars/Olympus", "Asia/Damaskus", "America", "../etc/passwd", "/etc/passwd", "", None, "a\0b"],
+)
+def test_an_unknown_zone_is_refused(zone: str) -> None:
+    with pytest.raises(BadOption, match="is no zone of the IANA database"):
+        Cron("0 2 * * *", zone)
+
+
+def test_a_misspelt_zone_is_told_its_neighbour() -> None:
+    with pytest.raises(BadOption, match="did you mean 'Asia/Damascus'"):
+        Cron("0 2 * * *", "Asia/Damaskus")
+
+
+def test_the_29_of_february_and_the_fifth_monday_come_true() -> None:
+    assert Cron("0 0 29 2 *").next(local("UTC", "2025-01-01")).year == 2028
+    assert f"{Cron('0 0 * 2 MON#5').next(local('UTC', '2025-01-01')):%F}" == "2044-02-29"
