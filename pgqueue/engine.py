@@ -9,6 +9,7 @@ nothing beside it: the engine lets the rest end first.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import deque

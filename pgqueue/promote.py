@@ -23,7 +23,7 @@ class Promoted:
 def promote(floor: datetime, period: timedelta) -> Statement[Promoted]:
     """Promote up to 1,000 due jobs in order of their time, passing locked rows; none is due below `floor`.
 
-    Does nothing unless it is this process's turn; the next turn comes after `period`.
+    Does nothing unless it is this process's turn; the next turn comes after `period`, after a full page at once.
     """
     return Statement(
         _SQL["promote"],

@@ -24,5 +24,5 @@ def turn(task: str, period: timedelta) -> Statement[bool]:
 
 
 def postpone(queues: Sequence[str], wait: float) -> Statement[None]:
-    """Put off the next sweep of these queues by `wait` seconds from now."""
+    """Put off the next sweep of these queues by `wait` seconds from now, a minute at most."""
     return Statement(_SQL["postpone"], {"queues": list(queues), "wait": wait}, nothing)

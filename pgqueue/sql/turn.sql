@@ -8,7 +8,7 @@ WHERE x.b IN (SELECT y.b FROM (SELECT DISTINCT pgqueue.bucket(q) AS b FROM unnes
 SELECT pgqueue.my_turn(%(task)s::text, %(period)s::interval)
 
 -- name: postpone
--- The sweep of these queues was dear: next one not before wait has passed.
+-- The sweep of these queues was dear: next one not before wait has passed (a minute at most: see my_turn).
 SELECT pg_catalog.setval(('pgqueue.turn_' || x.b)::pg_catalog.regclass,
-  ((extract(epoch FROM clock_timestamp()) + %(wait)s::double precision) * 1000)::bigint)
+  ((extract(epoch FROM clock_timestamp()) + least(%(wait)s::double precision, 60)) * 1000)::bigint)
 FROM (SELECT DISTINCT pgqueue.bucket(q) AS b FROM unnest(%(queues)s::text[]) q) x
