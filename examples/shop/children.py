@@ -113,7 +113,7 @@ class Children:
         for process in running:
             process.send_signal(signal.SIGTERM)
         until = time.monotonic() + STOP_S
-        with ExitStack() as last:
+        with ExitStack() as last:  # also where a second Ctrl-C ends the waiting
             for process in running:
                 last.callback(process.wait)
                 last.callback(process.kill)

@@ -32,6 +32,7 @@ from examples.shop.progress import Progress
 from pgqueue import ConfigError
 from pgqueue import dsn as dsns
 from pgqueue.cli import Command, database
+from pgqueue.embedded import SCHEME
 from pgqueue.migrate import upgrade
 
 VISIBILITY = "3s"
@@ -39,7 +40,7 @@ LEASE = "2s"
 LOSE_EVERY = 50
 RATE = 250.0
 LOOK_S = 0.2
-START_S = 30.0
+START_S = 60.0
 #: So long nothing may move before the demo gives up and shows what is missing.
 STUCK_S = 60.0
 TIMED = 50
@@ -70,9 +71,12 @@ def main(orders: Path, dsn: str, rate: float, app: str, receiver: str) -> None:
         signal.signal(number, _interrupt)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # ticks, on a terminal that knows none
+    purchases = buy.read(orders)
     with ExitStack() as stack:
+        if dsn.startswith(SCHEME):
+            print("an embedded PostgreSQL starts", flush=True)
         url = stack.enter_context(database(dsn))
-        demo = stack.enter_context(Demo(url, buy.read(orders), rate))
+        demo = stack.enter_context(Demo(url, purchases, rate))
         try:
             demo.prepare(app, receiver)
             demo.run()
