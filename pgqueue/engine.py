@@ -184,7 +184,8 @@ class Engine:
         """Sweep if it is this process's turn; return how many jobs that brought."""
         if not plan.turn:
             return self._sweeper.more() if plan.wishes else 0
-        self._turn_at = now + self._settings.sweep
+        # Jitter: processes in step would leave all turns of a bucket to one of them.
+        self._turn_at = now + self._settings.sweep * random.uniform(1.0, 1.5)
         return self._sweeper.sweep(out.sweep) if out.sweep else 0
 
     def _look_round(self) -> None:
