@@ -9,21 +9,21 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
 -- name: holders
 -- Who keeps vacuum from cleaning up: the oldest snapshot first. Ages in transactions, times in seconds.
 SELECT h.kind, h.who, h.detail, h.age_s, h.age_xids FROM (
-  SELECT 'session' AS kind, format('pid %s', a.pid) AS who,
-    format('%s, application %s, role %s%s', coalesce(a.state, 'state unknown'), coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename,
-      CASE WHEN a.state LIKE 'idle in transaction%%' THEN format(', idle for %s s', round(extract(epoch FROM clock_timestamp() - a.state_change)))
-           WHEN a.query_start IS NOT NULL THEN format(', query running for %s s', round(extract(epoch FROM clock_timestamp() - a.query_start))) END) AS detail,
+  SELECT 'session' AS kind, format('pid %%s', a.pid) AS who,
+    format('%%s, application %%s, role %%s%%s', coalesce(a.state, 'state unknown'), coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename,
+      CASE WHEN a.state LIKE 'idle in transaction%%' THEN format(', idle for %%s s', round(extract(epoch FROM clock_timestamp() - a.state_change)))
+           WHEN a.query_start IS NOT NULL THEN format(', query running for %%s s', round(extract(epoch FROM clock_timestamp() - a.query_start))) END) AS detail,
     extract(epoch FROM clock_timestamp() - a.xact_start)::double precision AS age_s,
     greatest(age(a.backend_xmin), age(a.backend_xid))::bigint AS age_xids
   FROM pg_catalog.pg_stat_activity a
   WHERE a.backend_type = 'client backend' AND a.pid <> pg_catalog.pg_backend_pid() AND a.datname = current_database()
     AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
   UNION ALL
-  SELECT 'prepared transaction', format('%L', p.gid), format('owner %s', p.owner),
+  SELECT 'prepared transaction', format('%%L', p.gid), format('owner %%s', p.owner),
     extract(epoch FROM clock_timestamp() - p.prepared)::double precision, age(p.transaction)::bigint
   FROM pg_catalog.pg_prepared_xacts p WHERE p.database = current_database()
   UNION ALL
-  SELECT 'replication slot', format('%L', s.slot_name), format('%s, %s', s.slot_type, CASE WHEN s.active THEN 'active' ELSE 'not active' END),
+  SELECT 'replication slot', format('%%L', s.slot_name), format('%%s, %%s', s.slot_type, CASE WHEN s.active THEN 'active' ELSE 'not active' END),
     NULL, greatest(age(s.xmin), age(s.catalog_xmin))::bigint
   FROM pg_catalog.pg_replication_slots s WHERE s.xmin IS NOT NULL
   UNION ALL
