@@ -1,0 +1,213 @@
+"""The driver: runs a workload on every system in turn, round by round, so that all share the machine's moods."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from benchmarks import work
+from benchmarks.figures import Absent, Figure
+from benchmarks.install import Installed, NotInstallable, install
+from benchmarks.server import Server, settle
+from benchmarks.system import Mode, System, system_named
+
+#: A run may take this long, and as much again as one job in 200 takes a second.
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """Something a workload measures."""
+
+    what: str
+    unit: str
+    title: str
+    more_is_better: bool = True
+
+
+def cost(what: str, unit: str, title: str) -> Quantity:
+    """Return a quantity of which less is better."""
+    return Quantity(what=what, unit=unit, title=title, more_is_better=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A workload: what it measures, on which systems, and one measurement.
+
+    `measure` gets a fresh database with the system's schema and returns a value by quantity. `mode`: the systems
+    that take part, None = ours alone. `settings`: what is fixed in it, for the report.
+    """
+
+    name: str
+    text: str
+    quantities: Sequence[Quantity]
+    n: int
+    measure: Callable[[Case, int], Mapping[str, float]]
+    mode: Mode | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement: a system, its program, and a database of its own."""
+
+    server: Server
+    system: System
+    installed: Installed
+    database: str
+    folder: Path
+
+    @property
+    def dsn(self) -> str:
+        """The URL of the database."""
+        return self.server.dsn(self.database)
+
+    def fill(self, n: int, *, rest: bool = True, **settings: object) -> float:
+        """Enqueue n jobs through the bulk interface; return the seconds; bring the database to rest after."""
+        said = self._call("fill", n, patience=_patience(n), settings={"chunk": self.system.chunk, **settings})
+        if rest:
+            settle(self.dsn)
+        return float(said.split()[-1])
+
+    def produce(self, verb: str, *words: float, **settings: object) -> list[tuple[int, float, float]]:
+        """Enqueue one by one; return (number, called, committed) of each."""
+        import json
+
+        out = self.folder / "produced"
+        self._call(verb, *words, settings={"out": out, **settings})
+        sent: list[tuple[int, float, float]] = [tuple(row) for row in json.loads(out.read_text())]
+        return sent
+
+    def workers(self, n: int, count: int = 1, **settings: object) -> work.Workers:
+        """Start workers that will run n jobs."""
+        environ = work.environment(self.installed, self.dsn, **settings, step=step(n)) | dict(
+            self.system.environ
+        )
+        return work.Workers(self.installed, self.folder, environ, count)
+
+    def drain(self, n: int, workers: work.Workers) -> float:
+        """Wait until the workers have run n jobs and the database agrees; return the seconds from the first start.
+
+        Ends the workers and checks that every job ran.
+        """
+        patience = _patience(n)
+        workers.wait_for(max(1, n - step(n) * len(workers.all)), patience)
+        ended = work.drained_at(self.dsn, self.system.left, patience)
+        began = workers.first_at
+        workers.end()
+        numbers = [number for worker in workers.all for number in worker.numbers()]
+        work.verify(self.dsn, self.system.count_left, iter(numbers), n)
+        return ended - began
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        """Open a connection of the driver's own to the database."""
+        return psycopg.connect(self.dsn, **options)
+
+    def _call(self, verb: str, *words: float, patience: float = 180.0, settings: Mapping[str, object]) -> str:
+        environ = work.environment(self.installed, self.dsn, **settings)
+        return work.call(self.installed, environ | dict(self.system.environ), verb, *words, patience=patience)
+
+
+class Bench:
+    """A run of the benchmarks: the server, the installed systems, and what could not take part."""
+
+    def __init__(self, server: Server, systems: Sequence[str], say: Callable[[str], None]) -> None:
+        self.server = server
+        self.say = say
+        self.systems: dict[str, tuple[System, Installed]] = {}
+        self.missing: dict[str, str] = {}
+        self._templates: dict[str, str] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
+        for name in systems:
+            system = system_named(name)
+            try:
+                self.systems[name] = (system, install(system))
+            except NotInstallable as error:
+                self.missing[name] = f"not installed: {error}"
+                say(f"{name}: {self.missing[name]}")
+
+    def close(self) -> None:
+        """Throw away what runs left."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, workload: Workload, *, n: int | None, runs: int) -> tuple[list[Figure], list[Absent]]:
+        """Measure `runs` times, the systems in turn, each time beginning with another one."""
+        names = [
+            name
+            for name, (system, _) in self.systems.items()
+            if (workload.mode in system.modes if workload.mode else name == "ours")
+        ]
+        absent = {name: reason for name, reason in self.missing.items() if workload.mode}
+        values: dict[tuple[str, str], list[float]] = {}
+        jobs: dict[str, int] = {}
+        for turn in range(runs):
+            for name in names[turn % len(names) :] + names[: turn % len(names)] if names else ():
+                if name in absent:
+                    continue
+                jobs[name] = min(n or workload.n, self.systems[name][0].most)
+                try:
+                    with self.case(name) as case:
+                        measured = workload.measure(case, jobs[name])
+                except (work.RunFailed, psycopg.Error) as error:
+                    absent[name] = f"failed: {str(error).strip()[:300]}"
+                    self.say(f"{workload.name} {name}: {absent[name]}")
+                    continue
+                for quantity in workload.quantities:
+                    if quantity.what in measured:
+                        values.setdefault((quantity.what, name), []).append(measured[quantity.what])
+                told = ", ".join(f"{what} {value:,.4g}" for what, value in measured.items())
+                self.say(f"{workload.name} {turn + 1}/{runs} {name}: {told}")
+        figures = [
+            Figure(
+                what=quantity.what, system=name, unit=quantity.unit, values=values[quantity.what, name],
+                more_is_better=quantity.more_is_better, jobs=jobs[name],
+            )
+            for quantity in workload.quantities
+            for name in names
+            if (quantity.what, name) in values and name not in absent
+        ]  # fmt: skip
+        return figures, [Absent(what=workload.name, system=s, reason=r) for s, r in absent.items()]
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[Case]:
+        """Give a fresh database with the schema of a system."""
+        system, installed = self.systems[name]
+        if name not in self._templates:
+            template = self.server.create()
+            environ = work.environment(installed, self.server.dsn(template)) | dict(system.environ)
+            work.call(installed, environ, "setup")
+            self._templates[name] = template
+        database = self.server.create(self._templates[name])
+        try:
+            yield Case(
+                server=self.server,
+                system=system,
+                installed=installed,
+                database=database,
+                folder=self._folder,
+            )
+        finally:
+            self.server.drop(database)
+
+
+def step(n: int) -> int:
+    """Return how often a worker marks its progress: a hundred times in a run, at least every 1,000 jobs."""
+    return max(1, min(1_000, n // 100))
+
+
+def paced(seconds: float) -> float:
+    """Wait; the one place where the driver lets time pass on purpose (a worker is to become idle)."""
+    time.sleep(seconds)
+    return seconds
+
+
+def _patience(n: int) -> float:
+    return PATIENCE_S + n / 200

@@ -1,0 +1,1 @@
+"""The systems of the comparison: one file each, its settings written down in it."""

@@ -1,0 +1,78 @@
+"""awa: a Rust engine with Python handlers, on its queue-storage engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.program import IO_S, QUEUE, Program, library, main, setting
+from benchmarks.system import Python, System
+
+SYSTEM = System(
+    name="awa",
+    title="awa-pg",
+    language="Rust and Python",
+    install=Python(packages=("awa-pg", "uvloop")),
+    settings={
+        "worker": "queue storage (default of a fresh install), 2,000 workers (128 and 512 were slower), "
+        "pool 20, poll 50 ms",
+        "I/O": "500 workers, pool 20",
+        "bulk": "enqueue_many_copy, 1,000 a call",
+        "event loop": "uvloop",
+    },
+    left="SELECT EXISTS (SELECT FROM awa.jobs WHERE state IN ('available', 'running', 'scheduled', 'retryable'))",
+    count_left="SELECT count(*) FROM awa.jobs WHERE state <> 'completed'",
+    modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
+    versions=("awa-pg", "uvloop"),
+    most=50_000,
+)
+
+
+@dataclass
+class Bench:
+    """The payload, by which awa names the kind of job."""
+
+    n: int
+    text: str
+
+
+def client(connections: int) -> Any:
+    """Return a client; its URLs need a host even where a socket folder is given."""
+    return library("awa").AsyncClient(setting("DSN").replace("@/", "@localhost/"), max_connections=connections)
+
+
+class Awa(Program):
+    """An asynchronous client."""
+
+    async def setup(self) -> None:
+        await client(2).migrate()
+
+    async def open(self) -> Any:
+        return client(1)
+
+    async def many(self, handle: Any, payloads: list[dict[str, Any]]) -> None:
+        await handle.enqueue_many_copy([Bench(**payload) for payload in payloads], queue=QUEUE)
+
+    async def one(self, handle: Any, payload: dict[str, Any]) -> None:
+        await handle.insert(Bench(**payload), queue=QUEUE)
+
+    async def work(self, note: Callable[[int], None]) -> None:
+        worker = client(20)
+
+        async def handler(job: Any) -> None:
+            note(job.args.n)
+
+        async def sleeper(job: Any) -> None:
+            note(job.args.n)
+            await asyncio.sleep(IO_S)
+
+        io = setting("MODE") == "io"
+        worker.task(Bench, queue=QUEUE)(sleeper if io else handler)
+        await worker.start([(QUEUE, 500 if io else 2_000)], poll_interval_ms=50)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main(Awa())
