@@ -167,14 +167,12 @@ class Worker:
         self.drain()
         ended = self._engine.stopped.wait(self.settings.grace if grace is None else grace)
         if not ended:
+            still = list(self._hand.running.values())
+            stoppable = any(r.cancel is not None or self._app.types[r.claimed.name].is_process for r in still)
             if self._tasks is not None:
                 self._tasks.cancel_all()
             self._children.close()
-            stoppable = any(
-                r.cancel is not None or self._app.types[r.claimed.name].is_process
-                for r in list(self._hand.running.values())
-            )
-            ended = self._engine.stopped.wait(1.0) if stoppable else False
+            ended = self._engine.stopped.wait(1.0 if stoppable or not still else 0.0)
             if not ended:
                 self._engine.abandoning.set()
                 self._hand.wake.set()
