@@ -124,6 +124,14 @@ class JobType(Prepared[P]):
         self.handle_parameter = takes.handle
         self.handle_type = takes.handle_type
 
+    def using(self, **options: Unpack[OptionValues]) -> Prepared[P]:
+        """Return the job type with options for the jobs to enqueue; raise BadOption at once for a bad one."""
+        if self.policy.limit is not None and options.get("key") is not None:
+            raise BadOption(
+                "key", f"job {self.name!r} has a limit of {self.policy.limit}, so it takes no ordering key"
+            )
+        return super().using(**options)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler itself."""
         return self.handler(*args, **kwargs)
@@ -207,6 +215,7 @@ class App:
         timeout: Duration | None = None,
         process: bool = False,
         transactional: bool = False,
+        limit: int | None = None,
         sheddable: bool = False,
     ) -> Register:
         """Register the decorated function as the handler of `name`.
@@ -216,9 +225,12 @@ class App:
         that may crash or hold the interpreter lock. Such a handler is a plain `def` at the top of a module.
         `transactional=True` hands it a session or connection (the parameter annotated with its type) whose
         commit also acknowledges the job: its database effects happen exactly once. The handler does not commit.
+        `limit`: how many jobs of this type run at once over all workers; such jobs take no ordering key.
         `sheddable=True`: while its queue is over its limits, its jobs are dropped and counted, not refused.
         """
-        policy = _policy(name, queue, priority, max_attempts, backoff, timeout, sheddable=sheddable)
+        policy = _policy(
+            name, queue, priority, max_attempts, backoff, timeout, limit=limit, sheddable=sheddable
+        )
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
             kind = JobType[Any](handler, policy, process=process, transactional=transactional)
@@ -320,7 +332,7 @@ class App:
     def _prepare(self, name: str, options: OptionValues) -> Prepared[Any]:
         check_name("name", name)
         kind = self._types.get(name)
-        return Prepared(name, kind.codec if kind else Codec(name), Options().but(**options))
+        return kind.using(**options) if kind else Prepared(name, Codec(name), Options().but(**options))
 
     def _note(self, name: str, *, known: bool) -> None:
         if not known:
@@ -330,7 +342,7 @@ class App:
 
 def _policy(
     name: str, queue: str | None, priority: int | None, max_attempts: int | None, backoff: Backoff | None,
-    timeout: Duration | None, *, sheddable: bool,
+    timeout: Duration | None, *, limit: int | None, sheddable: bool,
 ) -> Policy:  # fmt: skip
     check_name("name", name)
     check_name("queue", queue)
@@ -339,13 +351,14 @@ def _policy(
     check_timeout("timeout", timeout)
     if backoff is not None and not isinstance(backoff, Backoff):
         raise BadOption("backoff", f"{backoff!r} is not a pgqueue.Backoff")
-    limit = None if timeout is None else as_seconds(timeout)
+    check_range("limit", limit, 1, 10_000, " jobs at once; pause the job type to run none")
     return Policy(
         name=name,
         queue=queue,
         priority=priority,
         max_attempts=max_attempts,
         backoff=backoff,
-        timeout=limit,
+        timeout=None if timeout is None else as_seconds(timeout),
+        limit=limit,
         sheddable=sheddable,
     )

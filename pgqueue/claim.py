@@ -106,10 +106,16 @@ def lane_claim(
     return Statement(_SQL["lane_claim"], params, _jobs)
 
 
-def lane_release(lanes: Sequence[tuple[str, str]], lease: int, wait: float) -> Statement[None]:
-    """Give back (queue, key) lanes held under one lease, claimable again after `wait` seconds."""
+def lane_release(
+    lanes: Sequence[tuple[str, str]], lease: int, wait: float, places: Sequence[int | None] | None = None
+) -> Statement[None]:
+    """Give back (queue, key) lanes held under one lease, claimable again after `wait` seconds.
+
+    `places` are the lanes' positions, which tell the slots of a key apart; None = all that the lease holds.
+    """
     params = {
         "queues": [queue for queue, _ in lanes], "keys": [key for _, key in lanes], "lease": lease,
+        "places": list(places) if places is not None else [None] * len(lanes),
         "wait": timedelta(seconds=wait),
     }  # fmt: skip
     return Statement(_SQL["lane_release"], params, nothing)

@@ -21,7 +21,8 @@ _SQL = load("pgqueue", "declare")
 class Policy:
     """The policy of a job type; None = the built-in default.
 
-    `timeout` in seconds, math.inf = none. `sheddable`: dropped and counted where its queue is full.
+    `timeout` in seconds, math.inf = none. `limit`: how many jobs of this type run at once, whatever the number of
+    workers. `sheddable`: dropped and counted where its queue is full.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Policy:
     max_attempts: int | None = None
     backoff: Backoff | None = None
     timeout: float | None = None
+    limit: int | None = None
     sheddable: bool = False
 
 
@@ -43,6 +45,7 @@ def declare(policies: Iterable[Policy]) -> Statement[None]:
             "max_attempts": p.max_attempts,
             "backoff": json.loads(p.backoff.to_json()) if p.backoff else None,
             "timeout_s": "Infinity" if p.timeout == math.inf else p.timeout,
+            "slots": p.limit,
             "sheddable": p.sheddable,
         }
         for p in policies

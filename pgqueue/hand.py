@@ -44,7 +44,7 @@ class Hand:
         self.wake = wake
         #: Claimed and not yet written off, by id.
         self.held: dict[int, Claimed] = {}
-        #: Lanes in hand, by (queue, key).
+        #: Lanes in hand, by (queue, key, position): a key with a limit has several slots.
         self.lanes: dict[tuple[str, str, int], LaneHold] = {}
         self.running: dict[int, Running] = {}
         self.done: deque[Claimed] = deque()

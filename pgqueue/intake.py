@@ -148,9 +148,9 @@ class Intake:
         holds: dict[tuple[str, str, int], LaneHold] = {}
         for job in sorted(self.numbered(wish, out.lane_jobs), key=lambda j: j.id):
             queue, key = self._levels[job.level][0], job.key or ""
-            hold = holds.get((queue, key, job.lease))
+            hold = holds.get((queue, key, job.pos))
             if hold is None:
-                hold = holds[queue, key, job.lease] = LaneHold(queue, key, job.lease, job.level, job.pos)
+                hold = holds[queue, key, job.pos] = LaneHold(queue, key, job.lease, job.level, job.pos)
             hold.jobs.append(job)
             self._lane_floors[job.level - 1] = max(self._lane_floors[job.level - 1], job.pos)
         for name, hold in holds.items():

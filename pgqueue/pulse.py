@@ -145,7 +145,7 @@ class Pulse:
             return
         with Pipeline(connection) as p:
             standing = p.send(heartbeat(held, self._visibility))
-            if lanes := list(self._hand.lanes):
+            if lanes := [(h.queue, h.key, h.lease) for h in list(self._hand.lanes.values())]:
                 p.send(lane_heartbeat(lanes, self._visibility))
         self._monitor.lost({c.id for c in held}.difference(standing.result()))
 

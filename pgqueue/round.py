@@ -261,7 +261,8 @@ class Rounds:
                 lane_claim(lanes.scope, lanes.starts, size, self._leases.new(), self._visibility)
             )
         for (lease, wait), holds in _by_lease(plan.results.lanes).items():
-            p.send(lane_release(holds, lease, wait))
+            lanes_back = [(hold.queue, hold.key) for hold in holds]
+            p.send(lane_release(lanes_back, lease, wait, [hold.pos for hold in holds]))
         if plan.turn:
             sent.turned = p.send(sweep_turn(plan.turn, plan.sweep_period))
         p.commit()
@@ -341,8 +342,8 @@ def _claim(claimed: Claimed) -> Claim:
     return Claim(claimed.id, claimed.lease)
 
 
-def _by_lease(lanes: Sequence[LaneHold]) -> dict[tuple[int, float], list[tuple[str, str]]]:
-    groups: dict[tuple[int, float], list[tuple[str, str]]] = {}
+def _by_lease(lanes: Sequence[LaneHold]) -> dict[tuple[int, float], list[LaneHold]]:
+    groups: dict[tuple[int, float], list[LaneHold]] = {}
     for lane in lanes:
-        groups.setdefault((lane.lease, lane.wait), []).append((lane.queue, lane.key))
+        groups.setdefault((lane.lease, lane.wait), []).append(lane)
     return groups

@@ -109,7 +109,7 @@ class WriteOff:
             self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
         if out.lanes_released:
             for lane in results.lanes:
-                hand.lanes.pop((lane.queue, lane.key, lane.lease), None)
+                hand.lanes.pop((lane.queue, lane.key, lane.pos), None)
             self._lanes = [lane for lane in self._lanes if lane not in results.lanes]
         if done := len(results.done) + len(results.applied):
             if out.lost or out.locked:

@@ -369,6 +369,10 @@ BEGIN
   FROM (VALUES (enqueue_many.name)) n(name)
   LEFT JOIN pgqueue.job_type t ON t.name = n.name
   LEFT JOIN pgqueue.queue q ON q.name = coalesce(enqueue_many.queue, t.queue, 'default');
+  IF kind.slots IS NOT NULL AND keys IS NOT NULL THEN
+    RAISE EXCEPTION 'pgqueue.enqueue of job %: it has a limit of % at once, so it takes no ordering key', enqueue_many.name, kind.slots
+      USING ERRCODE = '22023';
+  END IF;
   to_q := coalesce(enqueue_many.queue, kind.queue, 'default');
   to_prio := coalesce(enqueue_many.priority, kind.priority, 5);
 
@@ -489,15 +493,15 @@ BEGIN
   END LOOP;
 END $$;
 
-CREATE FUNCTION pgqueue.lane_release(queues text[], keys text[], my_lease bigint, wait interval, keep_lost boolean DEFAULT false)
+CREATE FUNCTION pgqueue.lane_release(queues text[], keys text[], places bigint[], my_lease bigint, wait interval, keep_lost boolean DEFAULT false)
 RETURNS int LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 DECLARE
   n int; dq text[]; dk text[]; ds smallint[];
 BEGIN
   WITH mine AS MATERIALIZED (
-    SELECT l.queue, l.key, l.slot FROM unnest(queues, keys) t(q, k)
+    SELECT l.queue, l.key, l.slot FROM unnest(queues, keys, places) t(q, k, p)
     CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l
-                        WHERE l.queue = t.q AND l.key = t.k AND l.lease = my_lease FOR NO KEY UPDATE SKIP LOCKED) l)
+                        WHERE l.queue = t.q AND l.key = t.k AND l.pos = coalesce(t.p, l.pos) AND l.lease = my_lease FOR NO KEY UPDATE SKIP LOCKED) l)
   UPDATE pgqueue.lane l SET lease = 0, deadline = CASE WHEN wait = interval '0' THEN '-infinity' ELSE clock_timestamp() + wait END,
     pos = nextval('pgqueue.pos_seq'), lost = CASE WHEN keep_lost THEN l.lost ELSE 0 END,
     priority = coalesce(h.priority, l.priority), head_name = coalesce(h.name, l.head_name)
@@ -506,7 +510,7 @@ BEGIN
   WHERE l.queue = mine.queue AND l.key = mine.key AND l.slot = mine.slot;
   GET DIAGNOSTICS n = ROW_COUNT;
   SELECT array_agg(e.queue), array_agg(e.key), array_agg(e.slot) INTO dq, dk, ds FROM (
-    SELECT l.* FROM unnest(queues, keys) t(q, k)
+    SELECT l.* FROM (SELECT DISTINCT u.q, u.k FROM unnest(queues, keys) u(q, k)) t
     CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.lease = 0
       AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL)
       FOR UPDATE SKIP LOCKED) l) e;
@@ -518,6 +522,19 @@ BEGIN
   RETURN n;
 END $$;
 
+-- A limit that is raised gives the jobs that wait more slots at once; lane_claim takes away what is above a lower one.
+CREATE FUNCTION pgqueue.lane_slots() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO pgqueue.lane (queue, key, slot, priority, head_name)
+  SELECT l.queue, l.key, g, l.priority, l.head_name
+  FROM (SELECT DISTINCT ON (a.queue) a.* FROM pgqueue.lane a WHERE a.key = '@' || NEW.name ORDER BY a.queue, a.slot) l
+  CROSS JOIN generate_series(0, NEW.slots - 1) g
+  ORDER BY l.queue, g ON CONFLICT DO NOTHING;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER lane_slots AFTER UPDATE OF slots ON pgqueue.job_type FOR EACH ROW
+  WHEN (NEW.slots IS DISTINCT FROM OLD.slots AND NEW.slots IS NOT NULL) EXECUTE FUNCTION pgqueue.lane_slots();
+
 CREATE FUNCTION pgqueue.lane_claim(queues text[], prios smallint[], floors bigint[], names text[], k int, m int, total int, new_lease bigint, vt interval)
 RETURNS TABLE (ord bigint, lane_pos bigint, id bigint, queue text, key text, name text, priority smallint, attempt smallint,
                max_attempts smallint, timeout_s real, lost smallint, enqueued_at timestamptz, expires_at timestamptz,
@@ -525,7 +542,7 @@ RETURNS TABLE (ord bigint, lane_pos bigint, id bigint, queue text, key text, nam
 LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-  r record; took int; handed int := 0; left_behind int; eq text[] := '{}'; ek text[] := '{}'; lim int;
+  r record; took int; handed int := 0; left_behind int; eq text[] := '{}'; ek text[] := '{}'; ep bigint[] := '{}'; lim int;
 BEGIN
   FOR r IN
     WITH w AS MATERIALIZED (
@@ -540,6 +557,14 @@ BEGIN
     WHERE w.head_name = ANY (lane_claim.names) LIMIT lane_claim.k
   LOOP
     EXIT WHEN handed >= lane_claim.total;
+    IF r.key LIKE '@%' AND r.slot >= (SELECT t.slots FROM pgqueue.job_type t WHERE t.name = substr(r.key, 2)) THEN
+      DELETE FROM pgqueue.lane l WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot AND l.lease = 0;
+      CONTINUE; -- the limit was lowered
+    END IF;
+    -- A free slot of a key whose jobs all run already stays as it is; a lane without any job is taken, to be deleted.
+    CONTINUE WHEN r.lease = 0
+      AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = 0)
+      AND EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL);
     lim := least(lane_claim.m, lane_claim.total - handed);
     IF r.lease <> 0 THEN
       -- Take over: strip the last holder's stamps, or leave the lane as it is if one of them is locked: its ack may be under way.
@@ -581,11 +606,11 @@ BEGIN
     GET DIAGNOSTICS took = ROW_COUNT;
     handed := handed + took;
     IF took = 0 THEN
-      eq := eq || r.queue; ek := ek || r.key;
+      eq := eq || r.queue; ek := ek || r.key; ep := ep || r.pos;
     END IF;
   END LOOP;
   IF cardinality(eq) > 0 THEN
-    PERFORM pgqueue.lane_release(eq, ek, lane_claim.new_lease, interval '0', true);
+    PERFORM pgqueue.lane_release(eq, ek, ep, lane_claim.new_lease, interval '0', true);
   END IF;
 END $$;
 

@@ -90,7 +90,7 @@ FROM pgqueue.lane_claim(%(queues)s::text[], %(priorities)s::smallint[], %(floors
 
 -- name: lane_release
 -- Give lanes back; a lane without a job is deleted. wait keeps it from being claimed for so long.
-SELECT pgqueue.lane_release(%(queues)s::text[], %(keys)s::text[], %(lease)s::bigint, %(wait)s::interval)
+SELECT pgqueue.lane_release(%(queues)s::text[], %(keys)s::text[], %(places)s::bigint[], %(lease)s::bigint, %(wait)s::interval)
 
 -- name: horizon
 -- The observation behind every floor: last number drawn, then who still holds the sequence (the order matters).

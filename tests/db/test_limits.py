@@ -1,0 +1,166 @@
+"""Concurrency limits: never more than N jobs of a type at once over all workers, never stuck below it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgqueue import App, BadOption
+from pgqueue.config import WorkerSettings
+from pgqueue.worker import Worker
+from tests.server import Connection
+from tests.waiting import eventually
+
+Start = Callable[..., Worker]
+
+
+class Gauge:
+    """Counts how many handlers are inside at once; holds them until told to go on."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+        self.done = 0
+        self.open = threading.Event()
+        self._lock = threading.Lock()
+
+    def visit(self, wait: float = 20.0) -> None:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        self.open.wait(wait)
+        with self._lock:
+            self.inside -= 1
+            self.done += 1
+
+
+@pytest.fixture
+def start(dsn: str) -> Iterator[Start]:
+    """Give a way to start workers in this process."""
+    with ExitStack() as stack:
+
+        def begin(app: App, **settings: Any) -> Worker:
+            worker = Worker(
+                app, dsn, WorkerSettings(**{"visibility": 2.0, "grace": 5.0, "poll": 0.05, **settings})
+            )
+            worker.start()
+            stack.callback(worker.stop)
+            return worker
+
+        yield begin
+
+
+def limited(limit: int) -> tuple[App, Gauge]:
+    app, gauge = App(), Gauge()
+
+    @app.job("export", limit=limit)
+    def export(n: int) -> None:
+        gauge.visit()
+
+    return app, gauge
+
+
+def left(conn: Connection) -> int:
+    (count,) = conn.execute("SELECT count(*) FROM pgqueue.job").fetchone() or (0,)
+    conn.rollback()
+    return int(count)
+
+
+def enqueue(conn: Connection, app: App, count: int) -> None:
+    app.types["export"].enqueue_many(conn, list(range(count)))
+    conn.commit()
+
+
+def test_no_more_than_the_limit_run_over_all_workers(conn: Connection, start: Start) -> None:
+    app, gauge = limited(3)
+    for _ in range(3):
+        start(app)
+    enqueue(conn, app, 30)
+    eventually(lambda: gauge.inside == 3)
+    gauge.open.set()
+    eventually(lambda: left(conn) == 0, timeout=30)
+    assert (gauge.done, gauge.most) == (30, 3)
+    eventually(
+        lambda: conn.execute("SELECT count(*) FROM pgqueue.lane").fetchone() == (0,) or conn.rollback()
+    )
+
+
+def test_a_limit_can_be_raised_and_lowered_while_jobs_run(conn: Connection, start: Start, dsn: str) -> None:
+    app, gauge = limited(2)
+    start(app, concurrency=16)
+    enqueue(conn, app, 60)
+    eventually(lambda: gauge.inside == 2)
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute("UPDATE pgqueue.job_type SET slots = 5 WHERE name = 'export'")
+        eventually(lambda: gauge.inside == 5)
+        admin.execute("UPDATE pgqueue.job_type SET slots = 1 WHERE name = 'export'")
+    gauge.open.set()
+    eventually(lambda: gauge.done >= 10, timeout=30)
+    gauge.most = 0
+    eventually(lambda: left(conn) == 0, timeout=30)
+    assert gauge.done == 60
+    assert gauge.most <= 2  # the attempt that was inside when the counter was put back, and the one slot
+
+
+def test_a_saturated_limit_does_not_delay_other_jobs(conn: Connection, start: Start) -> None:
+    app, gauge = limited(1)
+    other = threading.Event()
+
+    @app.job("other")
+    def run() -> None:
+        other.set()
+
+    start(app)
+    enqueue(conn, app, 50)
+    eventually(lambda: gauge.inside == 1)
+    run.enqueue(conn)
+    conn.commit()
+    assert other.wait(10)
+    assert gauge.inside == 1
+    gauge.open.set()
+
+
+def test_a_lost_worker_gives_its_slots_back_when_its_lease_ends(
+    conn: Connection, start: Start, dsn: str
+) -> None:
+    """A recovered job kept its slot and blocked a queue of limit 1 for ever."""
+    app, gauge = limited(1)
+    gauge.open.set()
+    enqueue(conn, app, 3)
+    with psycopg.connect(dsn, autocommit=True) as dead:  # a worker that claims and vanishes
+        dead.execute(
+            "INSERT INTO pgqueue.job_type (name, slots) VALUES ('export', 1) ON CONFLICT (name) DO UPDATE SET slots = 1"
+        )
+        dead.execute("UPDATE pgqueue.job SET key = '@export'")
+        dead.execute("SELECT * FROM pgqueue.route(ARRAY['default'], ARRAY[0]::bigint[])")
+        rows = dead.execute(
+            "SELECT id FROM pgqueue.lane_claim(ARRAY['default'], ARRAY[5]::smallint[], ARRAY[0]::bigint[], "
+            "ARRAY['export'], 5, 5, 5, 77, interval '1 s')"
+        ).fetchall()
+        assert len(rows) == 3
+    began = time.monotonic()
+    start(app)
+    eventually(lambda: left(conn) == 0, timeout=30)
+    assert gauge.done == 3
+    assert gauge.most == 1
+    assert time.monotonic() - began < 20
+
+
+def test_a_limited_job_takes_no_ordering_key_and_a_limit_is_a_positive_number(
+    conn: Connection, start: Start
+) -> None:
+    app, _ = limited(2)
+    start(app)
+    with pytest.raises(BadOption, match="limit"):
+        app.types["export"].using(key="customer").enqueue(conn, 1)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="limit of 2"):
+        conn.execute("SELECT pgqueue.enqueue('export', '1', key => 'customer')")
+    conn.rollback()
+    with pytest.raises(BadOption, match="limit"):
+        app.job("none", limit=0)
