@@ -79,6 +79,12 @@ _HERE: Final[Mapping[str, str]] = {
     "http": "relay.sinks.webhook",
     "https": "relay.sinks.webhook",
     "queue": "relay.sinks.queue",
+    "kafka": "relay.sinks.kafka",
+    "amqp": "relay.sinks.amqp",
+    "amqps": "relay.sinks.amqp",
+    "nats": "relay.sinks.nats",
+    "redis": "relay.sinks.redis",
+    "rediss": "relay.sinks.redis",
 }
 
 

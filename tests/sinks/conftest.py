@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
 import psycopg
@@ -20,21 +18,15 @@ from relay.sinks.memory import MemorySink
 from relay.sinks.stdout import StdoutSink
 from tests.db.relaying import cleared
 from tests.server import Server
+from tests.sinks.broker_rigs import *  # noqa: F403 - fixtures
+from tests.sinks.brokers import *  # noqa: F403 - fixtures
+from tests.sinks.events import SOURCE, Arrived, Made
 from tests.sinks.receiver import OK, Answer, Receiver
 
-SOURCE = "/outbox/tests"
+__all__ = ["SECRET", "SOURCE", "Made", "QueueRig", "Rig"]
+
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLjSw"
 BAD_AGGREGATE = "bad" * 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
-    """What stands at the other end."""
-
-    key: str
-    event_type: str
-    aggregate: str | None
-    payload: Any
 
 
 class Rig(Protocol):
@@ -43,6 +35,7 @@ class Rig(Protocol):
     sink: Sink
     rejects: bool
     goes_away: bool
+    deduplicates: bool
 
     def event(
         self,
@@ -55,41 +48,6 @@ class Rig(Protocol):
     def arrived(self) -> list[Arrived]: ...
     def go_away(self) -> None: ...
     def come_back(self) -> None: ...
-
-
-class Made:
-    """Makes events that no database knows."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.bad: set[str] = set()
-
-    def event(
-        self,
-        aggregate: str | None = "order-1",
-        payload: str = "{}",
-        *,
-        event_type: str = "order.placed",
-        bad: bool = False,
-    ) -> Event:
-        """Return the next event; a bad one will be refused."""
-        self.count += 1
-        event = Event(
-            id=self.count,
-            part=0,
-            key=aggregate if aggregate is not None else str(self.count),
-            aggregate_id=aggregate,
-            version=self.count,
-            event_type=event_type,
-            payload=payload,
-            aggregate_type="order",
-            headers={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
-            created_at=datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC),
-            attempts=0,
-        )
-        if bad:
-            self.bad.add(event.idempotency_key)
-        return event
 
 
 class MemoryRig(Made):
@@ -187,7 +145,7 @@ class WebhookRig(Made):
 class QueueRig:
     """The sink that enqueues jobs, into the database that holds the outbox."""
 
-    rejects = goes_away = True
+    rejects = goes_away = deduplicates = True
 
     def __init__(self, server: Server, dsn: str) -> None:
         self.server = server
@@ -275,11 +233,16 @@ def dsn(shop: str) -> str:
     return cleared(shop)
 
 
-@pytest.fixture(params=["memory", "memory ordered", "stdout:", "http:", "queue:"])
+BROKERS = {"kafka:": "kafka_rig", "amqp:": "amqp_rig", "nats:": "nats_rig", "redis:": "redis_rig"}
+
+
+@pytest.fixture(params=["memory", "memory ordered", "stdout:", "http:", "queue:", *BROKERS])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """Give each sink in turn."""
     made: Rig
-    if request.param == "queue:":
+    if request.param in BROKERS:
+        made = request.getfixturevalue(BROKERS[request.param])
+    elif request.param == "queue:":
         made = QueueRig(request.getfixturevalue("server"), request.getfixturevalue("dsn"))
     elif request.param == "http:":
         made = WebhookRig()

@@ -1,0 +1,155 @@
+"""The rigs of the broker sinks: each with a destination of its own behind a proxy that makes faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from relay.event import Event
+from relay.sinks import Sink, SinkContext, open_sink
+from tests.sinks.brokers import LOOPBACK, Broker
+from tests.sinks.events import SOURCE, Arrived, Made
+from tests.tcp_proxy import TcpProxy
+
+TOO_LARGE = json.dumps("x" * 1_200_000)
+SEND_S = 5.0
+
+
+class BrokerRig(Made):
+    """A broker sink and its other end; `go_away` is the proxy refusing."""
+
+    rejects = goes_away = True
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.broker = broker
+        self.name = f"t{uuid.uuid4().hex[:12]}"
+        self.proxy = TcpProxy(self.target(), self.front())
+        self.proxy.accept()
+        self.sink: Sink = self.open()
+
+    def target(self) -> int:
+        """Return the port of the broker that the proxy forwards to."""
+        return self.broker.port
+
+    def front(self) -> int:
+        """Return the port that the proxy has to have; 0 for any."""
+        return 0
+
+    def url(self, port: int) -> str:
+        """Return the URL of the sink."""
+        raise NotImplementedError
+
+    def open(
+        self, *, send_timeout: float = SEND_S, source: str = SOURCE, more: str = "", direct: bool = False
+    ) -> Sink:
+        """Return one more sink with the same destination."""
+        url = self.url(self.broker.port if direct else self.proxy.port) + more
+        return open_sink(url, SinkContext(source=source, send_timeout=send_timeout))
+
+    def event(
+        self,
+        aggregate: str | None = "order-1",
+        payload: str = "{}",
+        *,
+        event_type: str = "order.placed",
+        bad: bool = False,
+    ) -> Event:
+        """Return the next event; a bad one is larger than the broker takes."""
+        return super().event(aggregate, TOO_LARGE if bad else payload, event_type=event_type, bad=bad)
+
+    def arrived(self) -> list[Arrived]:
+        """Return what stands at the other end, in order."""
+        raise NotImplementedError
+
+    def log(self) -> list[tuple[str, int]]:
+        """Return what arrived as (aggregate, id of the event)."""
+        return [(a.aggregate or "", int(a.key.removeprefix("outbox:"))) for a in self.arrived()]
+
+    def go_away(self) -> None:
+        """Refuse connections and cut those there are."""
+        self.proxy.refuse()
+
+    def come_back(self) -> None:
+        """Take connections again."""
+        self.proxy.accept()
+
+    def close(self) -> None:
+        """Drop everything that belongs to the test."""
+        self.sink.close()
+        self.proxy.__exit__()
+
+
+class NatsRig(BrokerRig):
+    """A JetStream stream that keeps everything."""
+
+    deduplicates = True
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.ask(self._create())
+
+    def url(self, port: int) -> str:
+        """Return the URL of the sink."""
+        return f"nats://{LOOPBACK}:{port}/{self.name}.{{event_type}}?stream={self.name}"
+
+    def ask(self, work: Any) -> Any:
+        """Run a coroutine function on a JetStream context of the broker."""
+        return asyncio.run(self._with_stream(work))
+
+    def messages(self) -> list[Any]:
+        """Return the stored messages."""
+
+        async def read(js: Any) -> list[Any]:
+            count = (await js.stream_info(self.name)).state.messages
+            found = await js.subscribe(f"{self.name}.>", ordered_consumer=True) if count else None
+            return [await found.next_msg(timeout=5) for _ in range(count)]
+
+        messages: list[Any] = self.ask(read)
+        return messages
+
+    def arrived(self) -> list[Arrived]:
+        """Return the stored messages as events."""
+        return [
+            Arrived(
+                key=m.headers["ce-id"],
+                event_type=unquote(m.headers["ce-type"]),
+                aggregate=unquote(m.headers["ce-partitionkey"]) if "ce-partitionkey" in m.headers else None,
+                payload=json.loads(m.data),
+            )
+            for m in self.messages()
+        ]
+
+    def _create(self) -> Any:
+        async def create(js: Any) -> None:
+            await js.add_stream(name=self.name, subjects=[f"{self.name}.>"], duplicate_window=120)
+
+        return create
+
+    async def _with_stream(self, work: Any) -> Any:
+        import nats
+
+        client = await nats.connect(f"nats://{LOOPBACK}:{self.broker.port}")
+        try:
+            return await work(client.jetstream())
+        finally:
+            await client.close()
+
+
+def _closing(rig: BrokerRig) -> Iterator[BrokerRig]:
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+@pytest.fixture
+def nats_rig(nats_server: Broker) -> Iterator[BrokerRig]:
+    """Give the NATS sink."""
+    yield from _closing(NatsRig(nats_server))
