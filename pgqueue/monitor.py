@@ -34,8 +34,9 @@ class Monitor:
 
     def cancel(self, ids: Iterable[int]) -> None:
         """Tell the handlers of these jobs to stop; the jobs never run again."""
-        for job_id in ids:
-            self._hand.cancelled.add(job_id)
+        asked = list(ids)
+        self._hand.cancelled.update(asked)  # all of them before any handler ends and the next one starts
+        for job_id in asked:
             if (running := self._hand.running.get(job_id)) is not None:
                 self._tell(running)
 

@@ -1,0 +1,195 @@
+"""`pgqueue jobs`: what is listed is what there is, and what is cancelled never runs again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pgqueue.app import Prepared
+from pgqueue.cli import main
+from tests.factories import MINUTE, Holder, enqueue
+from tests.process.apps import every, heeds
+from tests.process.apps.every import Work
+from tests.process.apps.fleet import Fleet
+from tests.server import Connection
+from tests.waiting import eventually
+
+Run = Callable[..., Result]
+HEEDS = "tests.process.apps.heeds:app"
+HOSTILE = ["a'b", 'a"b', "a$$b", "a.b", "a\\b", "a%sb", "a;b--", "😀"]
+
+
+@pytest.fixture
+def run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Give a way to run `pgqueue` in this process."""
+    monkeypatch.setenv("PGQUEUE_DSN", dsn)
+
+    def invoke(*argv: object, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, [str(word) for word in argv])
+        assert result.exit_code == code, (result.output, result.exception)
+        return result
+
+    return invoke
+
+
+def left(conn: Connection) -> tuple[int, int, int]:
+    """Count live jobs, dead letters, and cancel requests that stand."""
+    row = conn.execute(
+        "SELECT (SELECT count(*) FROM pgqueue.job), (SELECT count(*) FROM pgqueue.dead_job),"
+        " (SELECT count(*) FROM pgqueue.job_signal)"
+    ).fetchone()
+    conn.commit()
+    assert row
+    return int(str(row[0])), int(str(row[1])), int(str(row[2]))
+
+
+def outcomes(conn: Connection) -> set[str]:
+    """Return the outcomes counted so far, folded or not."""
+    rows = conn.execute(
+        "SELECT outcome FROM pgqueue.tally UNION SELECT outcome FROM pgqueue.tally_minute"
+    ).fetchall()
+    conn.commit()
+    return {str(row[0]) for row in rows}
+
+
+def start_one(conn: Connection, fleet: Fleet, job: Prepared[Work], work: Work) -> int:
+    """Enqueue a job and wait until its handler runs."""
+    ref = job.enqueue(conn, work)
+    conn.commit()
+    fleet.effects.wait("start", len(fleet.effects.all("start")) + 1)
+    return ref.id
+
+
+def test_live_jobs_are_listed_and_shown(run: Run, conn: Connection) -> None:
+    assert run("jobs", "list").stdout == "no live jobs\n"
+    one, two = enqueue(conn, 2, payload={"a": 1})
+    (three,) = enqueue(conn, name="pdf", key="k", delay=MINUTE)
+    conn.commit()
+    lines = run("jobs", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ID", str(three), str(two), str(one)]
+    assert "delayed" in lines[1]
+    first = run("jobs", "list", "--limit", 1)
+    assert f"pgqueue jobs list --before {three}" in first.stderr
+    rows = json.loads(run("jobs", "list", "--state", "delayed", "--json").stdout)
+    assert [(r["id"], r["state"], r["key"]) for r in rows] == [(three, "delayed", "k")]
+    assert '"a": 1' in run("jobs", "show", one).stdout
+    assert json.loads(run("jobs", "show", one, "--json").stdout)["payload"] == {"a": 1}
+    assert "there is no live job 99999" in run("jobs", "show", 99999, code=1).stderr
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_is_only_ever_a_value(run: Run, conn: Connection, name: str) -> None:
+    (job_id,) = enqueue(conn, name=name, queue=name, key=name)
+    enqueue(conn)
+    conn.commit()
+    found = json.loads(run("jobs", "list", "--name", name, "--queue", name, "--key", name, "--json").stdout)
+    assert [one["id"] for one in found] == [job_id]
+    assert run("jobs", "cancel", "--name", name, "--queue", name, "--yes").stdout == "cancelled 1 jobs\n"
+    run("queue", "pause", name)
+    assert [q["name"] for q in json.loads(run("queue", "list", "--json").stdout) if q["paused"]] == [name]
+    assert left(conn)[0] == 1
+
+
+def test_waiting_jobs_of_a_name_are_counted_first_and_cancelled_with_yes(
+    run: Run, dsn: str, conn: Connection
+) -> None:
+    enqueue(conn, 1_200, name="odd")
+    enqueue(conn, 2)
+    conn.commit()
+    assert run("jobs", "cancel", "--name", "odd").stdout == (
+        "would cancel 1200 waiting jobs; nothing was done: add --yes\n"
+    )
+    assert run("jobs", "cancel", "--name", "odd", "--yes").stdout == "cancelled 1200 jobs\n"
+    assert left(conn) == (2, 0, 0)
+    assert "not both" in run("jobs", "cancel", code=1).stderr
+    assert "not both" in run("jobs", "cancel", 1, "--name", "odd", code=1).stderr
+
+
+def test_each_id_is_answered(run: Run, dsn: str, conn: Connection) -> None:
+    one, two = enqueue(conn, 2)
+    conn.commit()
+    with Holder(dsn) as holder:
+        holder.claim(1)
+    lines = run("jobs", "cancel", one, two, 99999).stdout.splitlines()
+    assert lines == [
+        f"{one}\tasked to stop: it runs, and will not run again",
+        f"{two}\tcancelled",
+        "99999\tunchanged: it is done, or never was",
+    ]
+    run("jobs", "cancel", 99999, code=1)
+
+
+@pytest.mark.parametrize("job", [every.awaits, every.computes], ids=["async", "process"])
+def test_a_running_job_is_stopped_and_counted_as_cancelled(
+    run: Run, conn: Connection, fleet: Fleet, job: Prepared[Work]
+) -> None:
+    """A queue that books a cancelled job as a success hides it."""
+    worker = fleet.start("--visibility=30s")
+    job_id = start_one(conn, fleet, job, Work(n=1, seconds=60))
+    assert "asked to stop" in run("jobs", "cancel", job_id).stdout
+    eventually(lambda: left(conn) == (0, 0, 0), 15)
+    assert outcomes(conn) == {"cancelled"}
+    worker.says(rf"cancelled {job.name} {job_id} ")
+    assert fleet.effects.all("end") == []
+
+
+def test_a_thread_is_told_and_its_failure_is_no_retry(run: Run, conn: Connection, fleet: Fleet) -> None:
+    fleet.start("--visibility=30s", app=HEEDS)
+    job_id = start_one(conn, fleet, heeds.heeds, Work(n=1))
+    run("jobs", "cancel", job_id)
+    fleet.effects.wait("told")
+    eventually(lambda: left(conn) == (0, 0, 0), 15)
+    assert outcomes(conn) == {"cancelled"}
+    assert len(fleet.effects.all("start")) == 1
+
+
+def test_a_job_cancelled_before_its_worker_was_killed_never_runs_again(
+    run: Run, conn: Connection, fleet: Fleet
+) -> None:
+    """A queue whose rescue overlooks the cancel runs the job again, each time."""
+    first = fleet.start()
+    job_id = start_one(conn, fleet, every.work, Work(n=1, seconds=60))
+    run("jobs", "cancel", job_id)
+    first.kill()
+    fleet.start()
+    eventually(lambda: left(conn) == (0, 0, 0), 20)
+    assert len(fleet.effects.all("start")) == 1
+    assert "cancelled" in outcomes(conn)
+
+
+def test_a_job_cancelled_after_its_worker_was_killed_never_runs_again(
+    run: Run, conn: Connection, fleet: Fleet
+) -> None:
+    first = fleet.start("--visibility=3s")
+    job_id = start_one(conn, fleet, every.work.using(key="k"), Work(n=1, seconds=60))
+    every.work.using(key="k").enqueue(conn, Work(n=2))
+    conn.commit()
+    first.kill()
+    run("jobs", "cancel", job_id)
+    fleet.start()
+    assert [e.n for e in fleet.effects.wait("end")] == [2]
+    eventually(lambda: left(conn) == (0, 0, 0), 20)
+    assert fleet.effects.ns("start") == [1, 2]
+
+
+def test_a_claimed_job_that_has_not_started_is_dropped_unrun(
+    run: Run, conn: Connection, fleet: Fleet
+) -> None:
+    fleet.start("--visibility=30s", "--concurrency=1", "--prefetch=5", app=HEEDS)
+    job_id = start_one(conn, fleet, heeds.heeds, Work(n=1))
+    behind = heeds.heeds.enqueue(conn, Work(n=2))
+    conn.commit()
+    eventually(lambda: _claimed(conn, behind.id), 10)
+    assert run("jobs", "cancel", behind.id, job_id).stdout.count("asked to stop") == 2
+    fleet.effects.wait("told")
+    eventually(lambda: left(conn) == (0, 0, 0), 15)
+    assert fleet.effects.ns("start") == [1]
+
+
+def _claimed(conn: Connection, job_id: int) -> bool:
+    row = conn.execute("SELECT lease <> 0 FROM pgqueue.job WHERE id = %s", [job_id]).fetchone()
+    conn.commit()
+    return row == (True,)
