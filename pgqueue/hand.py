@@ -80,8 +80,9 @@ class Hand:
         """Move a lane on after its first job ended; tell whether the next one may run now."""
         if isinstance(outcome, Released):
             return False
-        lane.jobs.popleft()
-        if isinstance(outcome, Retried | Snoozed):
+        claimed = lane.jobs.popleft()
+        # What has an order waits as a whole; of a limited type only the job itself waits.
+        if isinstance(outcome, Retried | Snoozed) and lane.key != f"@{claimed.name}":
             lane.wait = outcome.delay
             return False
         return bool(lane.jobs)

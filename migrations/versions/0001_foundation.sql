@@ -103,6 +103,14 @@ CREATE TABLE pgqueue.effect (
 CREATE INDEX effect_applied ON pgqueue.effect (applied_at) WHERE applied_at IS NOT NULL;
 COMMENT ON TABLE pgqueue.effect IS 'The idempotency ledger: which (job name, idempotency key) has been applied.';
 
+CREATE TABLE pgqueue.budget (
+  queue   text COLLATE "C" PRIMARY KEY,
+  tokens  double precision NOT NULL,
+  granted double precision NOT NULL,
+  at      timestamptz NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE pgqueue.budget IS 'Retry tokens of a queue, shared by its workers; granted is the answer to the last draw.';
+
 CREATE TABLE pgqueue.worker (
   nonce       bigint PRIMARY KEY,
   host        text NOT NULL,
@@ -696,11 +704,12 @@ COMMENT ON FUNCTION pgqueue.discard IS 'Throw dead letters away for good; return
 CREATE FUNCTION pgqueue.job_state(id bigint) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT CASE
     WHEN j.lease <> 0 AND j.deadline > now() THEN 'in_flight'
-    WHEN j.run_at > now() OR (l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity') THEN 'delayed'
-    WHEN q.paused OR t.paused OR l.deadline = 'infinity' THEN 'blocked'
+    WHEN j.run_at > now() THEN 'delayed'
     WHEN j.key IS NOT NULL AND j.run_at IS NULL AND coalesce(t.slots, 1) <= (
       SELECT count(*) FROM (SELECT FROM pgqueue.job b
         WHERE b.queue = j.queue AND b.key = j.key AND b.pos IS NOT NULL AND b.id < j.id LIMIT coalesce(t.slots, 1)) b) THEN 'blocked'
+    WHEN l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity' THEN 'delayed'
+    WHEN q.paused OR t.paused OR l.deadline = 'infinity' THEN 'blocked'
     ELSE 'ready' END
   FROM pgqueue.job j
   LEFT JOIN pgqueue.queue q ON q.name = j.queue
@@ -901,9 +910,11 @@ CREATE VIEW pgqueue.queue_depth AS
 WITH s AS (
   SELECT j.queue,
     CASE WHEN j.lease <> 0 AND j.deadline > now() THEN 'in_flight'
-         WHEN j.run_at > now() OR (l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity') THEN 'delayed'
-         WHEN (j.key IS NOT NULL AND j.run_at IS NULL AND row_number() OVER (PARTITION BY j.queue, j.key, j.run_at IS NULL ORDER BY j.id) > coalesce(t.slots, 1))
-           OR q.paused OR t.paused OR l.deadline = 'infinity' THEN 'blocked'
+         WHEN j.run_at > now() THEN 'delayed'
+         WHEN j.key IS NOT NULL AND j.run_at IS NULL
+           AND row_number() OVER (PARTITION BY j.queue, j.key, j.run_at IS NULL ORDER BY j.id) > coalesce(t.slots, 1) THEN 'blocked'
+         WHEN l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity' THEN 'delayed'
+         WHEN q.paused OR t.paused OR l.deadline = 'infinity' THEN 'blocked'
          ELSE 'ready' END AS state,
     greatest(j.enqueued_at, j.ready_at, j.run_at, j.deadline, CASE WHEN l.lease = 0 THEN l.deadline END) AS ready_since
   FROM pgqueue.job j

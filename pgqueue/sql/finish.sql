@@ -29,19 +29,20 @@ SELECT j.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
 JOIN pgqueue.job j ON j.id = x.id AND j.lease = x.lease
 
 -- name: retry
--- Failed attempts that run again after wait. A keyed job keeps its place, its lane waits instead.
+-- Failed attempts that run again after wait. A job with an ordering key keeps its place, its lane waits instead; one
+-- whose type is limited (key '@name') waits by itself, and its slot goes on.
 WITH l AS MATERIALIZED (
-  SELECT x.*, j.claimed_at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, wait double precision, outcome text, error_type text, error text, traceback text)
+  SELECT x.*, j.claimed_at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, wait double precision, outcome text, deferred boolean, error_type text, error text, traceback text)
   CROSS JOIN LATERAL (SELECT j.id, j.claimed_at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id),
 r AS (
   UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = 0,
-    pos = CASE WHEN j.key IS NOT NULL THEN j.pos END,
-    run_at = CASE WHEN j.key IS NULL THEN clock_timestamp() + l.wait * interval '1 s' END,
+    pos = CASE WHEN j.key <> '@' || j.name THEN j.pos END,
+    run_at = CASE WHEN j.key IS NULL OR j.key = '@' || j.name THEN clock_timestamp() + l.wait * interval '1 s' END,
     ready_at = clock_timestamp() + l.wait * interval '1 s'
-  FROM l WHERE j.id = l.id RETURNING j.id, j.attempt, j.queue, j.name),
+  FROM l WHERE j.id = l.id RETURNING j.id, j.attempt, j.queue, j.name, CASE WHEN l.deferred THEN 'deferred' ELSE 'retry' END AS kind),
 t AS (
   INSERT INTO pgqueue.tally (queue, name, outcome, n)
-  SELECT r.queue, r.name, 'retry', count(*) FROM r GROUP BY r.queue, r.name),
+  SELECT r.queue, r.name, r.kind, count(*) FROM r GROUP BY r.queue, r.name, r.kind),
 a AS (
   INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, worker, error_type, error, traceback)
   SELECT r.id, r.attempt, l.outcome, l.lease, l.claimed_at, %(worker)s::text, l.error_type, l.error, l.traceback FROM r JOIN l ON l.id = r.id),
@@ -79,8 +80,8 @@ WITH l AS MATERIALIZED (
   SELECT x.* FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[], %(waits)s::double precision[]) x(id, lease, wait)
   CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id)
 UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1, lost = 0,
-  pos = CASE WHEN j.key IS NOT NULL THEN j.pos END,
-  run_at = CASE WHEN j.key IS NULL THEN clock_timestamp() + l.wait * interval '1 s' END,
+  pos = CASE WHEN j.key <> '@' || j.name THEN j.pos END,
+  run_at = CASE WHEN j.key IS NULL OR j.key = '@' || j.name THEN clock_timestamp() + l.wait * interval '1 s' END,
   ready_at = clock_timestamp() + l.wait * interval '1 s'
 FROM l WHERE j.id = l.id RETURNING j.id
 

@@ -367,3 +367,23 @@ def test_rolled_back_claims_of_lanes_leave_them_as_they_were(conn: Connection, a
     assert b.lanes(routing=False) == []
     a.rollback()
     assert ids(b.lanes()) == made[:1]
+
+
+def test_a_failed_job_of_a_limited_type_waits_by_itself_and_gives_its_slot_to_the_next(
+    conn: Connection, a: Holder
+) -> None:
+    """Its lane cannot wait in its place: another slot of the type would take it at once."""
+    conn.execute("INSERT INTO pgqueue.job_type (name, slots) VALUES ('work', 2)")
+    made = enqueue(conn, 4)
+    conn.commit()
+    failed, snoozed = a.lanes(2)
+    a.run(retry([Failed(claim=token(failed), outcome=retried(60.0))], "a"))
+    a.run(snooze([snoozed], [60.0]))
+    a.run(lane_release([(QUEUE, "@work")], failed.lease, 0.0))
+    assert ids(a.lanes(2)) == made[2:]
+    fall_due(conn, made)
+    conn.execute("DELETE FROM pgqueue.job WHERE lease <> 0")
+    conn.execute("UPDATE pgqueue.lane SET lease = 0, deadline = '-infinity'")
+    conn.commit()
+    a.run(promote(LONG_AGO, timedelta(0)))
+    assert sorted((job.id, job.attempt) for job in a.lanes(2)) == [(made[0], 2), (made[1], 1)]
