@@ -100,7 +100,7 @@ def wipe(dsn: str) -> str:
         connection.execute(
             "TRUNCATE pgqueue.job, pgqueue.job_type, pgqueue.queue, pgqueue.lane, pgqueue.dedup, pgqueue.effect,"
             " pgqueue.worker, pgqueue.job_signal, pgqueue.attempt_log, pgqueue.dead_job, pgqueue.tally,"
-            " pgqueue.tally_minute, pgqueue.depth_sample"
+            " pgqueue.tally_minute, pgqueue.depth_sample, pgqueue.schedule, pgqueue.tick"
         )
     return dsn
 
