@@ -29,6 +29,8 @@ class WorkerSettings:
     flush: float = 0.02
     sweep: float = 0.25
     ledger: float = 7 * 86_400.0
+    #: Retries beyond one in ten executions (or one a second) wait longer: see `pgqueue.budget`.
+    retry_budget: bool = True
     depth_every: float = 15.0
 
     def __post_init__(self) -> None:

@@ -20,12 +20,14 @@ from typing import Any
 import psycopg
 
 from pgqueue.config import WorkerSettings
+from pgqueue.dsn import one_line
 from pgqueue.events import Bus, LoopFailed, LoopRecovered
 from pgqueue.hand import Hand
 from pgqueue.intake import Intake
 from pgqueue.job import Claimed
 from pgqueue.loop import IdlePoll, Trouble
 from pgqueue.quota import Quota
+from pgqueue.retries import Retries
 from pgqueue.round import Leases, Outcomes, Plan, Results, Rounds
 from pgqueue.shelf import Item, LaneHold, Shelf
 from pgqueue.sweep import Sweeper
@@ -48,6 +50,7 @@ class Engine:
         quota: Quota,
         intake: Intake,
         write_off: WriteOff,
+        retries: Retries,
         slots: Sequence[Any],
         leases: Leases,
         connect: Callable[[], psycopg.Connection[Any]],
@@ -59,6 +62,7 @@ class Engine:
         self._quota = quota
         self._intake = intake
         self._write_off = write_off
+        self._retries = retries
         self._slots = slots
         self._leases = leases
         self._connect = connect
@@ -302,6 +306,7 @@ class Engine:
             unsure = self._rounds.unsure if self._rounds is not None else set()
             self._rounds = Rounds(self._connect(), self._leases, self._visibility, self._worker)
             self._intake.take = self._rounds.take
+            self._retries.draw = self._rounds.draw
             self._rounds.unsure = unsure
             self._intake.drop()
             self._armed_at = 0.0
@@ -312,7 +317,7 @@ class Engine:
         wait = self._trouble.failed()
         self._retry_at = time.monotonic() + wait
         self._bus.emit(
-            LoopFailed(loop="claim", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait)
+            LoopFailed(loop="claim", error=f"{type(error).__name__}: {one_line(error)}", retry_in=wait)
         )
         rounds = self._rounds
         if rounds is None:

@@ -41,6 +41,7 @@ def retry(failures: Sequence[Failed], worker: str) -> Statement[list[int]]:
     rows = [
         {
             "id": f.claim.id, "lease": f.claim.lease, "wait": f.outcome.delay, "outcome": f.outcome.outcome,
+            "deferred": f.outcome.deferred,
             "error_type": f.outcome.failure.error_type, "error": f.outcome.failure.message,
             "traceback": f.outcome.failure.traceback,
         }

@@ -113,11 +113,17 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """The attempt failed; run again after `delay` seconds. `outcome` is retry or timeout."""
+    """The attempt failed; run again after `delay` seconds. `outcome` is retry or timeout.
+
+    `later` is the delay where the queue's retry budget is spent, None where the handler named the delay itself.
+    `deferred` tells that it took that one.
+    """
 
     delay: float
     failure: Failure
     outcome: str = "retry"
+    later: float | None = None
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
+from pgqueue.budget import Report, draw
 from pgqueue.claim import (
     Answer,
     LaneSize,
@@ -232,6 +233,14 @@ class Rounds:
             p.commit()
             before = p.send(applied(jobs))
         return set(taken.result()), set(before.result())
+
+    def draw(self, reports: Sequence[Report]) -> dict[str, int]:
+        """Report executions and take retry tokens."""
+        with Pipeline(self.connection) as p:
+            p.begin()
+            granted = p.send(draw(reports))
+            p.commit()
+        return granted.result()
 
     def nudge(self, queues: Sequence[str]) -> None:
         """Tell the other workers of these queues that jobs were given back."""

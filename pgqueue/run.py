@@ -16,6 +16,7 @@ import random
 import traceback
 from collections.abc import Coroutine, Generator
 from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
 from pgqueue.app import JobType
@@ -111,7 +112,7 @@ class Runner:
         failure = Failure(error_type="Timeout", message=f"the handler ran longer than {seconds:g} s")
         outcome = self._again(claimed, failure, None)
         if isinstance(outcome, Retried):
-            return Retried(delay=outcome.delay, failure=failure, outcome="timeout")
+            return replace(outcome, outcome="timeout")
         return Buried(reason="timeout", failure=failure)
 
     def lost(self, claimed: Claimed) -> Outcome | None:
@@ -129,9 +130,11 @@ class Runner:
     def _again(self, claimed: Claimed, failure: Failure, after: float | None) -> Outcome:
         if claimed.attempt >= self.max_attempts(claimed):
             return Buried(reason="exhausted", failure=failure)
-        if after is None:
-            after = self._backoff(claimed).delay(claimed.attempt, self._rng)
-        return Retried(delay=after, failure=failure)
+        if after is not None:
+            return Retried(delay=after, failure=failure)
+        backoff = self._backoff(claimed)
+        later = self._rng.uniform(backoff.cap / 2, backoff.cap)
+        return Retried(delay=backoff.delay(claimed.attempt, self._rng), failure=failure, later=later)
 
     def _backoff(self, claimed: Claimed) -> Backoff:
         own = own_policy(claimed).get("backoff")

@@ -22,6 +22,7 @@ from typing import Any
 
 import psycopg
 
+from pgqueue import dsn as dsns
 from pgqueue.app import App, JobType
 from pgqueue.config import WorkerSettings
 from pgqueue.connection import execute
@@ -37,6 +38,7 @@ from pgqueue.monitor import Monitor
 from pgqueue.processes import Children, ProcessRunner
 from pgqueue.pulse import Pulse
 from pgqueue.quota import Quota
+from pgqueue.retries import Retries
 from pgqueue.round import Leases
 from pgqueue.run import Runner
 from pgqueue.schedule import define
@@ -52,7 +54,7 @@ _SQL = load("pgqueue", "worker")
 
 PRIORITIES = range(10)
 CONNECTIONS = 2
-#: A loop that has not come round for so long is stalled.
+#: A loop that has not come round for a lease is stalled; leases longer than this are not waited for.
 PATIENCE = 20.0
 
 
@@ -110,7 +112,8 @@ class Worker:
             tasks=tasks,
             bus=self.bus,
         )
-        self._write_off = WriteOff(hand, intake, levels, self.bus)
+        retries = Retries(levels, on=settings.retry_budget)
+        self._write_off = WriteOff(hand, intake, retries, levels, self.bus)
         self._hand, self._children, self._tasks = hand, children, tasks
         self._engine = Engine(
             settings=settings,
@@ -118,6 +121,7 @@ class Worker:
             quota=quota,
             intake=intake,
             write_off=self._write_off,
+            retries=retries,
             slots=[s for s in (threads, tasks) if s is not None],
             leases=Leases(self._nonce),
             connect=self._connect,
@@ -195,8 +199,9 @@ class Worker:
     def stalled(self) -> str | None:
         """Return which loop makes no progress, None while all is well: a database that is away is a stall."""
         now = time.monotonic()
+        patience = max(2 * self.settings.sweep, min(PATIENCE, max(3.0, self.settings.visibility)))
         for name, alive_at in (("claim", self._engine.alive_at), ("heartbeat", self._pulse.alive_at)):
-            if now - alive_at > PATIENCE and not self._engine.stopped.is_set():
+            if now - alive_at > patience and not self._engine.stopped.is_set():
                 return f"{name}: no progress for {now - alive_at:.0f} s"
         return None
 
@@ -215,7 +220,7 @@ class Worker:
 
     def _register(self) -> int:
         """Check the schema, write the policies, and enter this process start under a free nonce."""
-        with connect(self._dsn, self.name) as connection:
+        with dsns.connect(self._dsn, autocommit=True, target_session_attrs="read-write") as connection:
             require_schema(connection)
             execute(connection, declare(kind.policy for kind in self._app.types.values()))
             execute(connection, define(self._app.schedules.values()))

@@ -11,6 +11,7 @@ from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, JobSucceed
 from pgqueue.hand import Ended, Hand
 from pgqueue.intake import Intake
 from pgqueue.job import Claimed, Done, Fenced, Outcome, Released, Retried, Snoozed, Written
+from pgqueue.retries import Retries
 from pgqueue.round import Outcomes, Results
 from pgqueue.shelf import LaneHold
 
@@ -33,9 +34,12 @@ _WORDS = {
 class WriteOff:
     """The results of one process that are not in the database yet. Runs in the engine's thread."""
 
-    def __init__(self, hand: Hand, intake: Intake, levels: Sequence[tuple[str, int]], bus: Bus) -> None:
+    def __init__(
+        self, hand: Hand, intake: Intake, retries: Retries, levels: Sequence[tuple[str, int]], bus: Bus
+    ) -> None:
         self._hand = hand
         self._intake = intake
+        self._retries = retries
         self._levels = levels
         self._bus = bus
         self._done: list[Claimed] = []
@@ -70,16 +74,12 @@ class WriteOff:
         )  # first: what a lane's jobs did was reported before its end
         for lane in _drain(hand.handed_on):
             self._intake.dispatch(lane)
-        self._done.extend(_drain(hand.done))
-        for ended in _drain(hand.ended):
-            self._tell(ended)
-            match ended.outcome:
-                case Done():
-                    self._done.append(ended.claimed)
-                case Written() | Fenced():
-                    self._strike(ended)
-                case _:
-                    self._ended.append((ended.claimed, ended.outcome))
+        done = _drain(hand.done)
+        self._done.extend(done)
+        ended = _drain(hand.ended)
+        self._retries.ran([*done, *(e.claimed for e in ended)])
+        for one in self._retries.spend(ended):
+            self._take(one)
         self._done.sort(key=_ID)
         ended_ids = {claimed.id for claimed, _ in self._ended} if self._lanes else ()
         for lane in self._lanes:
@@ -91,6 +91,21 @@ class WriteOff:
             applied = [c for c in done if c.id in hand.keyed]
             done = [c for c in done if c.id not in hand.keyed]
         return Results(done=done, applied=applied, ended=list(self._ended), lanes=self._ready_lanes())
+
+    def _take(self, ended: Ended) -> None:
+        """Take one attempt that ended; tell those who listen."""
+        self._tell(ended)
+        match ended.outcome:
+            case Done():
+                self._done.append(ended.claimed)
+            case Written() | Fenced():
+                self._strike(ended)
+            case _:
+                self._ended.append((ended.claimed, ended.outcome))
+        if isinstance(ended.outcome, Retried) and ended.outcome.deferred:
+            for lane in self._lanes:
+                if ended.claimed.id in lane.ids:
+                    lane.wait = ended.outcome.delay
 
     def settle(self, results: Results, out: Outcomes) -> None:
         """Forget what the round has written; keep what it could not."""

@@ -62,6 +62,13 @@ from pgqueue.worker import Worker
     help="How long running jobs may take after SIGTERM or SIGINT.",
 )  # fmt: skip
 @option(
+    "--retry-budget/--no-retry-budget",
+    env="PGQUEUE_RETRY_BUDGET",
+    default=True,
+    show_default=True,
+    help="Retries beyond 10 % of a queue's executions (or 1 a second) wait longer.",
+)
+@option(
     "--ledger",
     env="PGQUEUE_LEDGER",
     type=Duration(),
@@ -164,5 +171,6 @@ def _settings(options: dict[str, Any]) -> WorkerSettings:
     return WorkerSettings(
         queues=queues, reserved=reserved, concurrency=options["concurrency"], prefetch=options["prefetch"],
         visibility=seconds("visibility"), poll=seconds("poll"), grace=seconds("grace"), ledger=seconds("ledger"),
+        retry_budget=options["retry_budget"],
         depth_every=seconds("sample"),
     )  # fmt: skip
