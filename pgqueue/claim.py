@@ -128,9 +128,9 @@ def horizon() -> Statement[Observation]:
     )
 
 
-def paused() -> Statement[list[Row]]:
-    """List what is paused: rows ('queue' or 'name', which)."""
-    return Statement(_SQL["paused"], {}, table)
+def paused() -> Statement[tuple[frozenset[str], frozenset[str]]]:
+    """List what is paused: queues, and names of job types."""
+    return Statement(_SQL["paused"], {}, _paused)
 
 
 def _params(scope: Scope, n: int, lease: int, visibility: timedelta) -> dict[str, object]:
@@ -142,6 +142,11 @@ def _params(scope: Scope, n: int, lease: int, visibility: timedelta) -> dict[str
 
 def _jobs(rows: Sequence[Row]) -> list[Claimed]:
     return [Claimed._make(row) for row in rows]
+
+
+def _paused(rows: Sequence[Row]) -> tuple[frozenset[str], frozenset[str]]:
+    queues = frozenset(name for kind, name in rows if kind == "queue")
+    return queues, frozenset(name for kind, name in rows if kind == "name")
 
 
 def _answer(rows: Sequence[Row]) -> Answer:

@@ -23,6 +23,7 @@ import psycopg.sql
 from pgqueue.claim import paused
 from pgqueue.config import WorkerSettings
 from pgqueue.depth import gauge, sample
+from pgqueue.dsn import one_line
 from pgqueue.engine import Engine
 from pgqueue.events import Bus, DepthSampled, LoopFailed, LoopRecovered
 from pgqueue.hand import Hand
@@ -83,21 +84,17 @@ class Pulse:
         while not self._stop.is_set():
             try:
                 self._turn()
-            except Exception as error:  # noqa: BLE001 - without heartbeats every job in hand would be lost
-                wait = self._trouble.failed()
-                self._bus.emit(
-                    LoopFailed(
-                        loop="heartbeat", error=f"{type(error).__name__}: {error}".strip(), retry_in=wait
-                    )
-                )
-                if self._connection is not None:
-                    self._connection.close()
-                self._wait(wait)
-            else:
                 self.alive_at = time.monotonic()
                 if (seconds := self._trouble.over()) is not None:
                     self._bus.emit(LoopRecovered(loop="heartbeat", seconds=seconds))
                 self._listen()
+            except Exception as error:  # noqa: BLE001 - without heartbeats every job in hand would be lost
+                wait = self._trouble.failed()
+                problem = f"{type(error).__name__}: {one_line(error)}"
+                self._bus.emit(LoopFailed(loop="heartbeat", error=problem, retry_in=wait))
+                if self._connection is not None:
+                    self._connection.close()
+                self._wait(wait)
         if self._connection is not None:
             self._connection.close()
         os.close(self._reader)
@@ -124,11 +121,7 @@ class Pulse:
         if self._is_due("paused", 1.0):
             with Pipeline(connection) as p:
                 found = p.send(paused())
-            rows = found.result()
-            self._engine.set_paused(
-                frozenset(name for kind, name in rows if kind == "queue"),
-                frozenset(name for kind, name in rows if kind == "name"),
-            )
+            self._engine.set_paused(*found.result())
         if self._is_due("sample", 5.0):
             with Pipeline(connection) as p:
                 p.begin()
@@ -225,6 +218,7 @@ class Pulse:
         if self._connection is None or self._connection.closed:
             connection = self._connect()
             self._connection = connection
+            self._due.clear()  # heartbeats first: the last ones may not have arrived
             with Pipeline(connection) as p:
                 names = p.send(channels(self._settings.queues))
             listen(connection, names.result())

@@ -24,6 +24,7 @@ import psycopg
 
 from pgqueue import dsn as dsns
 from pgqueue.app import App, JobType
+from pgqueue.claim import paused
 from pgqueue.config import WorkerSettings
 from pgqueue.connection import execute
 from pgqueue.declare import declare
@@ -128,6 +129,7 @@ class Worker:
             bus=self.bus,
             worker=self.name,
         )
+        self._engine.set_paused(*self._paused)  # before the first claim, not a second after it
         self._pulse = Pulse(
             settings=settings,
             hand=hand,
@@ -224,6 +226,7 @@ class Worker:
             require_schema(connection)
             execute(connection, declare(kind.policy for kind in self._app.types.values()))
             execute(connection, define(self._app.schedules.values()))
+            self._paused = execute(connection, paused())
             while True:
                 nonce = random.SystemRandom().randrange(1, 2**31)
                 entry = register(
