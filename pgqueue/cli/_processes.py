@@ -29,7 +29,12 @@ _log = logging.getLogger("pgqueue")
 def supervise(count: int, dsn: str, grace: float) -> int:
     """Run `count` copies of this command, each with one process, until a signal; return the exit status."""
     children: dict[int, subprocess.Popen[bytes]] = {}
-    told = stop_on_signals(at_once=lambda: [child.kill() for child in list(children.values())])
+
+    def kill() -> None:
+        for child in list(children.values()):
+            child.kill()
+
+    told = stop_on_signals(at_once=kill)
     theirs, ours = os.pipe()  # no child has our end
     environment = os.environ | {"PGQUEUE_PROCESSES": "1", "PGQUEUE_DSN": dsn, PARENT: str(theirs)}
     started: dict[int, float] = {}

@@ -1,0 +1,7 @@
+"""An app without jobs."""
+
+from __future__ import annotations
+
+from pgqueue import App
+
+app = App()
