@@ -109,7 +109,7 @@ class NatsRig(BrokerRig):
         async def read(js: Any) -> list[Any]:
             count = (await js.stream_info(self.name)).state.messages
             found = await js.subscribe(f"{self.name}.>", ordered_consumer=True) if count else None
-            return [await found.next_msg(timeout=5) for _ in range(count)]
+            return [await found.next_msg(timeout=5) for _ in range(count)] if found else []
 
         messages: list[Any] = self.ask(read)
         return messages
@@ -142,6 +142,37 @@ class NatsRig(BrokerRig):
             await client.close()
 
 
+class RedisRig(BrokerRig):
+    """A Redis stream."""
+
+    def url(self, port: int) -> str:
+        """Return the URL of the sink."""
+        return f"redis://{LOOPBACK}:{port}/0?stream={self.name}&max_bytes=1100000"
+
+    def client(self) -> Any:
+        """Return a client that goes to the broker directly."""
+        import redis
+
+        return redis.Redis(LOOPBACK, self.broker.port, decode_responses=True)
+
+    def entries(self, stream: str | None = None) -> list[dict[str, str]]:
+        """Return the fields of the stream's entries."""
+        with self.client() as client:
+            return [fields for _, fields in client.xrange(stream or self.name)]
+
+    def arrived(self) -> list[Arrived]:
+        """Return the entries as events."""
+        return [
+            Arrived(
+                key=fields["id"],
+                event_type=fields["type"],
+                aggregate=fields.get("partitionkey"),
+                payload=json.loads(fields["data"]),
+            )
+            for fields in self.entries()
+        ]
+
+
 def _closing(rig: BrokerRig) -> Iterator[BrokerRig]:
     try:
         yield rig
@@ -153,3 +184,9 @@ def _closing(rig: BrokerRig) -> Iterator[BrokerRig]:
 def nats_rig(nats_server: Broker) -> Iterator[BrokerRig]:
     """Give the NATS sink."""
     yield from _closing(NatsRig(nats_server))
+
+
+@pytest.fixture
+def redis_rig(redis_server: Broker) -> Iterator[BrokerRig]:
+    """Give the Redis sink."""
+    yield from _closing(RedisRig(redis_server))
