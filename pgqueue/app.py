@@ -15,6 +15,7 @@ rows that outlive a deployment, so it is never derived from an import path.
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -216,6 +217,7 @@ class App:
         process: bool = False,
         transactional: bool = False,
         limit: int | None = None,
+        rate: str | None = None,
         sheddable: bool = False,
     ) -> Register:
         """Register the decorated function as the handler of `name`.
@@ -226,10 +228,12 @@ class App:
         `transactional=True` hands it a session or connection (the parameter annotated with its type) whose
         commit also acknowledges the job: its database effects happen exactly once. The handler does not commit.
         `limit`: how many jobs of this type run at once over all workers; such jobs take no ordering key.
+        `rate` ("100/min", "5/s", "1000/h"): how many begin in that time over all workers, in bursts of at most
+        `limit` (1 where only a rate is given).
         `sheddable=True`: while its queue is over its limits, its jobs are dropped and counted, not refused.
         """
         policy = _policy(
-            name, queue, priority, max_attempts, backoff, timeout, limit=limit, sheddable=sheddable
+            name, queue, priority, max_attempts, backoff, timeout, limit=limit, rate=rate, sheddable=sheddable
         )
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
@@ -340,9 +344,21 @@ class App:
         self._declared.add(name)
 
 
+def per_second(rate: str) -> float:
+    """Read a rate such as 100/min."""
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is None or float(found[1]) <= 0:
+        raise BadOption("rate", f"{rate!r} does not read like 100/min, 5/s or 1000/h")
+    return float(found[1]) / _SECONDS[found[2]]
+
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|sec|min|m|h|hour|d|day)")
+_SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "d": 86_400, "day": 86_400}
+
+
 def _policy(
     name: str, queue: str | None, priority: int | None, max_attempts: int | None, backoff: Backoff | None,
-    timeout: Duration | None, *, limit: int | None, sheddable: bool,
+    timeout: Duration | None, *, limit: int | None, rate: str | None, sheddable: bool,
 ) -> Policy:  # fmt: skip
     check_name("name", name)
     check_name("queue", queue)
@@ -359,6 +375,7 @@ def _policy(
         max_attempts=max_attempts,
         backoff=backoff,
         timeout=None if timeout is None else as_seconds(timeout),
-        limit=limit,
+        limit=1 if limit is None and rate is not None else limit,
+        rate=None if rate is None else per_second(rate),
         sheddable=sheddable,
     )

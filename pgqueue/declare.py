@@ -22,7 +22,7 @@ class Policy:
     """The policy of a job type; None = the built-in default.
 
     `timeout` in seconds, math.inf = none. `limit`: how many jobs of this type run at once, whatever the number of
-    workers. `sheddable`: dropped and counted where its queue is full.
+    workers; `rate`: how many begin in a second. `sheddable`: dropped and counted where its queue is full.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Policy:
     backoff: Backoff | None = None
     timeout: float | None = None
     limit: int | None = None
+    rate: float | None = None
     sheddable: bool = False
 
 
@@ -46,6 +47,7 @@ def declare(policies: Iterable[Policy]) -> Statement[None]:
             "backoff": json.loads(p.backoff.to_json()) if p.backoff else None,
             "timeout_s": "Infinity" if p.timeout == math.inf else p.timeout,
             "slots": p.limit,
+            "rate_per_s": p.rate,
             "sheddable": p.sheddable,
         }
         for p in policies

@@ -104,7 +104,7 @@ class WriteOff:
                 self._ended.append((ended.claimed, ended.outcome))
         if isinstance(ended.outcome, Retried) and ended.outcome.deferred:
             for lane in self._lanes:
-                if ended.claimed.id in lane.ids:
+                if ended.claimed.id in lane.ids and lane.key != f"@{ended.claimed.name}":
                     lane.wait = ended.outcome.delay
 
     def settle(self, results: Results, out: Outcomes) -> None:

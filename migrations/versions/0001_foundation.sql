@@ -17,6 +17,7 @@ CREATE TABLE pgqueue.job_type (
   timeout_s    real CHECK (timeout_s > 0),
   backoff      json,
   slots        smallint CHECK (slots > 0),
+  rate_per_s   double precision CHECK (rate_per_s > 0),
   paused       boolean NOT NULL DEFAULT false,
   sheddable    boolean NOT NULL DEFAULT false,
   declared_at  timestamptz NOT NULL DEFAULT now()
@@ -78,9 +79,11 @@ CREATE TABLE pgqueue.lane (
   priority  smallint NOT NULL,
   head_name text COLLATE "C" NOT NULL,
   lost      smallint NOT NULL DEFAULT 0,
+  rest_until timestamptz NOT NULL DEFAULT '-infinity',
   PRIMARY KEY (queue, key, slot)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
-CREATE INDEX lane_ready ON pgqueue.lane (queue, priority, pos);
+-- priority first: a plan made while the table is empty must not take this index for a look-up by queue and key.
+CREATE INDEX lane_ready ON pgqueue.lane (priority, queue, pos);
 COMMENT ON TABLE pgqueue.lane IS 'The row that serialises one ordering key of one queue; lease and deadline as on a job.';
 
 CREATE TABLE pgqueue.dedup (
@@ -510,7 +513,8 @@ BEGIN
     SELECT l.queue, l.key, l.slot FROM unnest(queues, keys, places) t(q, k, p)
     CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l
                         WHERE l.queue = t.q AND l.key = t.k AND l.pos = coalesce(t.p, l.pos) AND l.lease = my_lease FOR NO KEY UPDATE SKIP LOCKED) l)
-  UPDATE pgqueue.lane l SET lease = 0, deadline = CASE WHEN wait = interval '0' THEN '-infinity' ELSE clock_timestamp() + wait END,
+  UPDATE pgqueue.lane l SET lease = 0,
+    deadline = greatest(CASE WHEN wait = interval '0' THEN '-infinity' ELSE clock_timestamp() + wait END, nullif(l.rest_until, '-infinity')),
     pos = nextval('pgqueue.pos_seq'), lost = CASE WHEN keep_lost THEN l.lost ELSE 0 END,
     priority = coalesce(h.priority, l.priority), head_name = coalesce(h.name, l.head_name)
   FROM mine LEFT JOIN LATERAL (SELECT j.priority, j.name FROM pgqueue.job j WHERE j.queue = mine.queue AND j.key = mine.key
@@ -520,7 +524,7 @@ BEGIN
   SELECT array_agg(e.queue), array_agg(e.key), array_agg(e.slot) INTO dq, dk, ds FROM (
     SELECT l.* FROM (SELECT DISTINCT u.q, u.k FROM unnest(queues, keys) u(q, k)) t
     CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.lease = 0
-      AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL)
+      AND l.rest_until <= clock_timestamp() AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL)
       FOR UPDATE SKIP LOCKED) l) e;
   IF dq IS NOT NULL THEN
     DELETE FROM pgqueue.lane l USING unnest(dq, dk, ds) d(q, k, s)
@@ -551,6 +555,7 @@ LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
   r record; took int; handed int := 0; left_behind int; eq text[] := '{}'; ek text[] := '{}'; ep bigint[] := '{}'; lim int;
+  kind record; rest interval;
 BEGIN
   FOR r IN
     WITH w AS MATERIALIZED (
@@ -565,15 +570,23 @@ BEGIN
     WHERE w.head_name = ANY (lane_claim.names) LIMIT lane_claim.k
   LOOP
     EXIT WHEN handed >= lane_claim.total;
-    IF r.key LIKE '@%' AND r.slot >= (SELECT t.slots FROM pgqueue.job_type t WHERE t.name = substr(r.key, 2)) THEN
-      DELETE FROM pgqueue.lane l WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot AND l.lease = 0;
-      CONTINUE; -- the limit was lowered
+    rest := NULL;
+    IF r.key LIKE '@%' THEN
+      SELECT t.slots, t.rate_per_s INTO kind FROM pgqueue.job_type t WHERE t.name = substr(r.key, 2);
+      IF r.slot >= kind.slots THEN
+        DELETE FROM pgqueue.lane l WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot AND l.lease = 0;
+        CONTINUE; -- the limit was lowered
+      END IF;
+      rest := kind.slots / kind.rate_per_s * interval '1 s'; -- of a rate, each slot keeps its share
     END IF;
     -- A free slot of a key whose jobs all run already stays as it is; a lane without any job is taken, to be deleted.
     CONTINUE WHEN r.lease = 0
       AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = 0)
       AND EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL);
     lim := least(lane_claim.m, lane_claim.total - handed);
+    IF rest IS NOT NULL THEN -- no more at once than a tenth of a second is worth
+      lim := least(lim, greatest(1, floor(0.1 / extract(epoch FROM rest))::int));
+    END IF;
     IF r.lease <> 0 THEN
       -- Take over: strip the last holder's stamps, or leave the lane as it is if one of them is locked: its ack may be under way.
       WITH g AS MATERIALIZED (
@@ -596,7 +609,8 @@ BEGIN
     ELSIF r.lost > 0 THEN
       lim := 1;
     END IF;
-    UPDATE pgqueue.lane l SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, lost = l.lost + (r.lease <> 0)::int
+    UPDATE pgqueue.lane l SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, lost = l.lost + (r.lease <> 0)::int,
+      rest_until = coalesce(clock_timestamp() + lim * rest, l.rest_until)
     WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
     RETURN QUERY
       WITH h AS MATERIALIZED (

@@ -164,3 +164,45 @@ def test_a_limited_job_takes_no_ordering_key_and_a_limit_is_a_positive_number(
     conn.rollback()
     with pytest.raises(BadOption, match="limit"):
         app.job("none", limit=0)
+
+
+def test_a_rate_holds_over_all_workers_and_over_an_empty_queue(conn: Connection, start: Start) -> None:
+    app, begun = App(), []
+
+    @app.job("call", rate="10/s", limit=2)
+    def call(n: int) -> None:
+        begun.append(time.monotonic())
+
+    for _ in range(2):
+        start(app)
+    for n in range(30):
+        if n == 15:  # an empty queue in between must not grant a new burst
+            eventually(lambda: len(begun) == 15, timeout=30)
+        call.enqueue(conn, n)
+        conn.commit()
+    eventually(lambda: len(begun) == 30, timeout=30)
+    for first, later in zip(begun, begun[12:], strict=False):  # 12 more need at least a second, less the burst of 2
+        assert later - first >= 0.95
+
+
+def test_a_rate_can_be_changed_while_jobs_wait(conn: Connection, start: Start, dsn: str) -> None:
+    app, begun = App(), []
+
+    @app.job("call", rate="1/h")
+    def call(n: int) -> None:
+        begun.append(n)
+
+    start(app)
+    call.enqueue_many(conn, list(range(20)))
+    conn.commit()
+    eventually(lambda: begun == [0])
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute("UPDATE pgqueue.job_type SET rate_per_s = 1000 WHERE name = 'call'")
+        admin.execute("UPDATE pgqueue.lane SET deadline = '-infinity', rest_until = '-infinity'")
+    eventually(lambda: len(begun) == 20, timeout=30)
+
+
+@pytest.mark.parametrize("rate", ["", "100", "0/s", "-1/s", "5/fortnight", "x/min"])
+def test_a_rate_that_is_none_is_refused(rate: str) -> None:
+    with pytest.raises(BadOption, match="rate"):
+        App().job("call", rate=rate)
