@@ -96,14 +96,14 @@ def test_the_page_lists_every_option_as_it_is() -> None:
     "option", [o for c in (worker, service) for o in c.params if isinstance(o, click.Option)], ids=str
 )
 def test_every_option_of_a_service_has_a_variable_and_says_its_default(option: click.Option) -> None:
-    help_text = option.help or ""
-    assert option.envvar or "env var:" in help_text
+    text = option.help or ""
+    assert option.envvar or "env var:" in text
     assert (
         option.show_default
         or option.is_flag
         or option.required
-        or option.default is None
-        or "[default:" in help_text
+        or "[default:" in text
+        or _default(option) == "-"
     )
 
 
