@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -86,15 +87,16 @@ class NatsSink:
     marks = False
 
     def __init__(self, url: str, context: SinkContext) -> None:
-        import nats
+        from nats.aio.client import Client
 
-        self._connect = nats.connect
+        self._make = Client
         self._address = address = Address(url, port=PORT, known=OPTIONS)
         self.name = address.shown
         if not address.path:
             raise ConfigError(f"sink {self.name} has no subject; write nats://host/orders.{{event_type}}")
         self._subject = Destination(self.name, address.path, _token)
         self._stream = address.options.get("stream")
+        self._tls = address.flag("tls", default="ca" in address.options)
         self._source = context.source
         self._own_id = quote(context.source, safe="/:.-_")
         self._timeout = context.send_timeout
@@ -134,7 +136,7 @@ class NatsSink:
     async def _open(self) -> _Link:
         address = self._address
         options: dict[str, Any] = {}
-        if address.flag("tls", default="ca" in address.options):
+        if self._tls:
             options["tls"] = ssl.create_default_context(cafile=address.options.get("ca"))
         if address.user is not None and address.password is not None:
             options |= {"user": address.user, "password": address.password}
@@ -142,11 +144,11 @@ class NatsSink:
             options["token"] = token
         if creds := address.options.get("creds"):
             options["user_credentials"] = creds
-        link = _Link()
+        link = _Link(self._make())
         servers = [f"nats://{f'[{host}]' if ':' in host else host}:{port}" for host, port in address.hosts]
         try:
             async with asyncio.timeout(min(CONNECT_S, self._timeout)):
-                link.client = await self._connect(
+                await link.client.connect(
                     servers,
                     name="outbox-relay",
                     error_cb=link.on_error,
@@ -160,6 +162,7 @@ class NatsSink:
                 await link.listen()
         except Exception as error:
             # Whatever stands in the way of a connection (refused, TLS, login, no such host) may be put right.
+            await link.close()
             raise SinkUnavailable(self.name, f"no connection: {link.trouble or _text(error)}") from error
         return link
 
@@ -223,9 +226,8 @@ class NatsSink:
 class _Link:
     """One connection: its inbox for confirmations, and who waits for which."""
 
-    client: Client
-
-    def __init__(self) -> None:
+    def __init__(self, client: Client) -> None:
+        self.client = client
         self.trouble: str | None = None
         self._waiting: dict[str, tuple[str, asyncio.Future[_Ack | Unavailable]]] = {}
         self._count = 0
@@ -260,8 +262,10 @@ class _Link:
         return [a.result() if a.done() else unsent for a in asked] + [unsent] * (len(messages) - len(asked))
 
     async def close(self) -> None:
-        """Close the connection."""
-        await self.client.close()
+        """Close the connection, not waiting for a server that is away."""
+        with suppress(Exception):  # whatever it says of a farewell, the connection is dropped
+            async with asyncio.timeout(CLOSE_S):
+                await self.client.close()
 
     async def on_error(self, error: Exception) -> None:
         """Remember what the client tells of; a subject that is forbidden gets its answer from it."""
@@ -276,7 +280,7 @@ class _Link:
 
     async def on_closed(self) -> None:
         """Tell everybody who waits that the connection is gone."""
-        last = getattr(self, "client", None) and self.client.last_error
+        last = self.client.last_error
         self.trouble = self.trouble or (_text(last) if last else "the connection was lost")
         self._fail(Unavailable(self.trouble))
 
