@@ -58,19 +58,26 @@ DEFAULT_BACKOFF = Backoff()
 class Prepared(Generic[P]):
     """A job type together with the options for the jobs to enqueue."""
 
-    __slots__ = ("_codec", "_options", "name")
+    __slots__ = ("_codec", "_options", "_otherwise", "name")
 
-    def __init__(self, name: str, codec: Codec, options: Options) -> None:
+    def __init__(
+        self,
+        name: str,
+        codec: Codec,
+        options: Options,
+        otherwise: tuple[str | None, int | None] = (None, None),
+    ) -> None:
         self.name = name
         self._codec = codec
         self._options = options
+        self._otherwise = otherwise
 
     def using(self, **options: Unpack[OptionValues]) -> Prepared[P]:
         """Return a copy with other options (see `pgqueue.enqueue.Options`).
 
         Raises BadOption at once for a bad one.
         """
-        return Prepared(self.name, self._codec, self._options.but(**options))
+        return Prepared(self.name, self._codec, self._options.but(**options), self._otherwise)
 
     def enqueue(self, handle: Any, payload: P | None = None) -> JobRef:
         """Enqueue one job in the transaction of `handle`.
@@ -96,7 +103,8 @@ class Prepared(Generic[P]):
         return await execute_async(handle, statement)
 
     def _statement(self, values: list[P | None]) -> Statement[list[JobRef]]:
-        return enqueue(self.name, values, [self._codec.encode(value) for value in values], self._options)
+        texts = [self._codec.encode(value) for value in values]
+        return enqueue(self.name, values, texts, self._options, self._otherwise)
 
 
 class JobType(Prepared[P]):
@@ -115,7 +123,7 @@ class JobType(Prepared[P]):
             raise ConfigError(f"job {policy.name!r}: a handler is either process=True or transactional=True")
         takes = parameters(policy.name, handler, transactional=transactional)
         self.codec = Codec(policy.name, takes.payload_type, takes_payload=takes.payload)
-        super().__init__(policy.name, self.codec, Options())
+        super().__init__(policy.name, self.codec, Options(), (policy.queue, policy.priority))
         self.handler = handler
         self.policy = policy
         self.is_async = inspect.iscoroutinefunction(handler)

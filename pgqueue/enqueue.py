@@ -103,9 +103,16 @@ class Options:
 
 
 def enqueue(
-    name: str, values: Sequence[Any], texts: Sequence[str], options: Options
+    name: str,
+    values: Sequence[Any],
+    texts: Sequence[str],
+    options: Options,
+    otherwise: tuple[str | None, int | None] = (None, None),
 ) -> Statement[list[JobRef]]:
-    """Write one job per payload: `texts` are the JSON texts of `values`; refs come back in their order."""
+    """Write one job per payload: `texts` are the JSON texts of `values`; refs come back in their order.
+
+    `otherwise` is the (queue, priority) of a job type that no worker has declared in the database yet.
+    """
     run_after = options.run_after
     params: dict[str, object] = {
         "name": name,
@@ -124,6 +131,8 @@ def enqueue(
         "backoff": options.backoff.to_json() if options.backoff else None,
         "expires_at": options.expires_at,
         "headers": headers_json(options.headers) if options.headers else None,
+        "else_queue": otherwise[0],
+        "else_priority": otherwise[1],
     }
     return Statement(_SQL["enqueue"], params, _refs)
 

@@ -5,6 +5,8 @@
 --   * no column that a claim writes stands in an index or may be NULL before it: the claim is a HOT update;
 --   * a job has exactly one place: `pos` (in the queue) or `run_at` (waiting for its time);
 --   * `lease` is the fence of every later write; 0 means nobody holds the row;
+--   * job_route and lane_ready serve only queries that repeat their always true predicate: a plan made while the tables are
+--     empty, where all indexes cost the same, must not read a whole queue to find one key;
 --   * key columns are COLLATE "C": immune to a change of the system's collation.
 
 CREATE SEQUENCE pgqueue.pos_seq;
@@ -66,7 +68,7 @@ CREATE TABLE pgqueue.job (
 CREATE INDEX job_ready ON pgqueue.job (queue, priority, pos) WHERE pos IS NOT NULL AND key IS NULL;
 CREATE INDEX job_due ON pgqueue.job (run_at) WHERE run_at IS NOT NULL;
 CREATE INDEX job_lane ON pgqueue.job (queue, key, id) WHERE pos IS NOT NULL AND key IS NOT NULL;
-CREATE INDEX job_route ON pgqueue.job (queue, pos) WHERE pos IS NOT NULL AND key IS NOT NULL;
+CREATE INDEX job_route ON pgqueue.job (queue, pos) WHERE pos > 0 AND key IS NOT NULL;
 COMMENT ON TABLE pgqueue.job IS 'Live jobs only. A finished job is deleted, a failed one moves to dead_job.';
 
 CREATE TABLE pgqueue.lane (
@@ -82,8 +84,7 @@ CREATE TABLE pgqueue.lane (
   rest_until timestamptz NOT NULL DEFAULT '-infinity',
   PRIMARY KEY (queue, key, slot)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
--- priority first: a plan made while the table is empty must not take this index for a look-up by queue and key.
-CREATE INDEX lane_ready ON pgqueue.lane (priority, queue, pos);
+CREATE INDEX lane_ready ON pgqueue.lane (queue, priority, pos) WHERE priority >= 0;
 COMMENT ON TABLE pgqueue.lane IS 'The row that serialises one ordering key of one queue; lease and deadline as on a job.';
 
 CREATE TABLE pgqueue.dedup (
@@ -306,7 +307,8 @@ CREATE FUNCTION pgqueue.enqueue_many(
   queue text DEFAULT NULL, priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
   keys text[] DEFAULT NULL, dedup_keys text[] DEFAULT NULL, dedup_window interval DEFAULT '1 hour', dedup_live boolean DEFAULT false,
   idempotency_keys text[] DEFAULT NULL, max_attempts int DEFAULT NULL, timeout_s real DEFAULT NULL, backoff json DEFAULT NULL,
-  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL, when_full text DEFAULT 'raise')
+  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL, when_full text DEFAULT 'raise',
+  else_queue text DEFAULT NULL, else_priority int DEFAULT NULL)
 RETURNS TABLE (id bigint, created boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -376,16 +378,17 @@ BEGIN
     due := NULL;
   END IF;
 
-  SELECT t.queue, t.priority, t.slots, t.sheddable, num_nonnulls(q.max_depth, q.max_age_s) > 0 AS limited INTO kind
+  SELECT t.name, t.queue, t.priority, t.slots, t.sheddable, num_nonnulls(q.max_depth, q.max_age_s) > 0 AS limited INTO kind
   FROM (VALUES (enqueue_many.name)) n(name)
   LEFT JOIN pgqueue.job_type t ON t.name = n.name
-  LEFT JOIN pgqueue.queue q ON q.name = coalesce(enqueue_many.queue, t.queue, 'default');
+  LEFT JOIN pgqueue.queue q ON q.name = coalesce(enqueue_many.queue, t.queue, CASE WHEN t.name IS NULL THEN else_queue END, 'default');
   IF kind.slots IS NOT NULL AND keys IS NOT NULL THEN
     RAISE EXCEPTION 'pgqueue.enqueue of job %: it has a limit of % at once, so it takes no ordering key', enqueue_many.name, kind.slots
       USING ERRCODE = '22023';
   END IF;
-  to_q := coalesce(enqueue_many.queue, kind.queue, 'default');
-  to_prio := coalesce(enqueue_many.priority, kind.priority, 5);
+  -- else_..: what the caller's code declares, until the type is declared in the database.
+  to_q := coalesce(enqueue_many.queue, kind.queue, CASE WHEN kind.name IS NULL THEN else_queue END, 'default');
+  to_prio := coalesce(enqueue_many.priority, kind.priority, CASE WHEN kind.name IS NULL THEN else_priority END, 5);
 
   IF kind.limited AND when_full <> 'ignore' AND json_array_length(payloads) > 0 THEN
     wait_s := pgqueue.queue_full(to_q);
@@ -481,7 +484,7 @@ BEGIN
   FOR i IN 1 .. cardinality(queues) LOOP
     WITH s AS MATERIALIZED (
       SELECT j.id, j.pos, j.key, j.priority, j.name FROM pgqueue.job j
-      WHERE j.queue = queues[i] AND j.pos > floors[i] AND j.key IS NOT NULL ORDER BY j.pos LIMIT 5000),
+      WHERE j.queue = queues[i] AND j.pos > floors[i] AND j.pos > 0 AND j.key IS NOT NULL ORDER BY j.pos LIMIT 5000),
     d AS (SELECT DISTINCT ON (s.key) s.key, s.priority, s.name FROM s ORDER BY s.key, s.id)
     SELECT (SELECT count(*) FROM s), (SELECT max(s.pos) FROM s),
            array_agg(d.key ORDER BY d.key), array_agg(d.priority ORDER BY d.key), array_agg(d.name ORDER BY d.key)
@@ -561,7 +564,7 @@ BEGIN
     WITH w AS MATERIALIZED (
       SELECT v.o, x.* FROM unnest(lane_claim.queues, lane_claim.prios, lane_claim.floors) WITH ORDINALITY v(q, p, f, o)
       CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot, l.pos, l.head_name FROM pgqueue.lane l
-        WHERE l.queue = v.q AND l.priority = v.p AND l.pos > v.f AND l.deadline <= statement_timestamp()
+        WHERE l.queue = v.q AND l.priority = v.p AND l.priority >= 0 AND l.pos > v.f AND l.deadline <= statement_timestamp()
         ORDER BY l.pos LIMIT 5000) x)
     SELECT w.o, w.pos, y.* FROM w
     CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot, l.lease, l.lost FROM pgqueue.lane l

@@ -8,7 +8,8 @@ FROM pgqueue.enqueue_many(
   run_at => %(run_at)s::timestamptz, delay => %(delay)s::interval, keys => %(keys)s::text[],
   dedup_keys => %(dedup_keys)s::text[], dedup_window => %(dedup_window)s::interval, dedup_live => %(dedup_live)s::boolean,
   idempotency_keys => %(idempotency_keys)s::text[], max_attempts => %(max_attempts)s::int, timeout_s => %(timeout_s)s::real,
-  backoff => %(backoff)s::json, expires_at => %(expires_at)s::timestamptz, headers => %(headers)s::json, when_full => 'tell') m
+  backoff => %(backoff)s::json, expires_at => %(expires_at)s::timestamptz, headers => %(headers)s::json, when_full => 'tell',
+  else_queue => %(else_queue)s::text, else_priority => %(else_priority)s::int) m
 
 -- name: declared
 -- Whether some worker, or pgqueue sync, has declared this job type.

@@ -375,3 +375,19 @@ def test_a_row_factory_of_the_caller_does_not_matter(conn: Connection) -> None:
 
     conn.row_factory = dict_row  # type: ignore[assignment]  # the caller's own business
     assert tidy.enqueue(conn).created
+
+
+def test_a_type_that_nobody_has_declared_yet_goes_where_its_handler_says(conn: Connection) -> None:
+    app = App()
+
+    @app.job("not-declared-yet", queue="mail", priority=2)
+    def handler() -> None: ...
+
+    handler.enqueue(conn)
+    conn.execute("SELECT pgqueue.enqueue('not-declared-yet')")
+    conn.execute("INSERT INTO pgqueue.job_type (name, queue) VALUES ('not-declared-yet', 'declared')")
+    handler.enqueue(conn)
+    rows = conn.execute(
+        "SELECT queue, priority FROM pgqueue.job WHERE name = 'not-declared-yet' ORDER BY id"
+    ).fetchall()
+    assert rows == [("mail", 2), ("default", 5), ("declared", 5)]
