@@ -47,7 +47,7 @@ check: $(STAMP)
 	@$(PY) -m pytest -q tests/laws tests/unit
 
 bench: $(STAMP)
-	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks $(ARGS)
 
 chaos: $(STAMP)
 	@PGQUEUE_CHAOS=1 $(PY) -m pytest -m chaos $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -137,8 +138,9 @@ def _run(argv: list[str], folder: Path) -> None:
         raise NotInstallable(f"{argv[0]}: {error}") from error
     (folder / "install.log").write_text(done.stdout + done.stderr)
     if done.returncode:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise NotInstallable(f"{' '.join(argv[:3])} failed: {' '.join(last)}")
+        last = " ".join((done.stderr or done.stdout).strip().splitlines()[-1:])
+        told = re.sub(r"\S*://\S*", "...", last)  # the report names no host of a registry
+        raise NotInstallable(f"{Path(argv[0]).name} {' '.join(argv[1:3])} failed: {told}")
 
 
 def _output(argv: list[str], folder: Path) -> str:

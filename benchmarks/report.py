@@ -1,17 +1,184 @@
+"""Write the results: results.json (every run), README.md (the tables) and one plot a compared quantity."""
+
 from __future__ import annotations
 
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
 
-def machine():
-    return "m"
+import msgspec
+
+from benchmarks.bench import Quantity, Workload
+from benchmarks.figures import Figure, Outcome, find
+from benchmarks.goals import GOALS, judge
+from benchmarks.plot import bars, number
+from benchmarks.server import SETTINGS
+from benchmarks.system import OURS, PEERS, System, system_named
+from benchmarks.workloads import all_workloads
+
+RESULTS = "results.json"
+
+ABOUT = """# Benchmarks
+
+Written by `python -m benchmarks`; do not edit. `make bench` makes all of it anew on your machine, which is the only
+machine whose figures matter to you. One embedded PostgreSQL serves all systems, one after the other in every round
+and each round in another order; every measurement has a fresh database, brought to rest (VACUUM ANALYZE, CHECKPOINT)
+before the clock starts. A run counts only if every job ran and the database agrees that none is left. All systems
+use the same Unix socket, the same payload (about 150 bytes of JSON) and a handler that does nothing but note its job's
+number. Figures are medians; in brackets the lowest and the highest run. On a shared machine differences below 20 %
+say little.
+"""
 
 
-def merged(out, o):
-    return o
+def machine() -> str:
+    """Describe the machine in a line."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line.partition(":")[2].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if "model name" in line
+        ]
+        processor = names[0] if names else processor
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} x {processor}, {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
 
-def write(out, o):
-    pass
+def merged(folder: Path, fresh: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of earlier runs in `folder`, the fresh ones in their place, in the order of workloads."""
+    path = folder / RESULTS
+    found = msgspec.json.decode(path.read_bytes(), type=list[Outcome]) if path.exists() else []
+    by_name = {outcome.what: outcome for outcome in [*found, *fresh]}
+    return [by_name[name] for name in all_workloads() if name in by_name]
 
 
-def table(o):
-    return "\n".join(f"{f.what} {f.system} {f.median:,.4g} {f.unit}" for x in o for f in x.figures)
+def write(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write the results, the report and the plots into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULTS).write_bytes(msgspec.json.format(msgspec.json.encode(list(outcomes)), indent=1) + b"\n")
+    titles = {name: system.title for name, system in _systems().items()}
+    for plot in folder.glob("*.svg"):
+        plot.unlink()
+    for _, quantity, figures in _compared(outcomes):
+        (folder / f"{quantity.what}.svg").write_text(bars(quantity.title, figures, titles))
+    (folder / "README.md").write_text(report(outcomes))
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the goals and the figures, for the terminal."""
+    return "\n".join([*_goals(outcomes), "", *_figures(outcomes, plots=False), *_better(outcomes)])
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """Return README.md."""
+    goals = ["## Goals", "", *_goals(outcomes), ""]
+    figures = ["## Figures", "", *_figures(outcomes, plots=True)]
+    lines = [ABOUT, *goals, *figures, *_better(outcomes), *_settings(outcomes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _systems() -> dict[str, System]:
+    return {name: system_named(name) for name in (*OURS, *PEERS)}
+
+
+def _compared(outcomes: Sequence[Outcome]) -> list[tuple[Workload, Quantity, list[Figure]]]:
+    """Return the quantities that more than one system has."""
+    workloads = all_workloads()
+    found = []
+    for outcome in outcomes:
+        for quantity in workloads[outcome.what].quantities:
+            figures = [figure for figure in outcome.figures if figure.what == quantity.what]
+            if len(figures) > 1:
+                found.append((workloads[outcome.what], quantity, figures))
+    return found
+
+
+def _goals(outcomes: Sequence[Outcome]) -> list[str]:
+    figures = [figure for outcome in outcomes for figure in outcome.figures]
+    lines = ["| goal | is to be | measured | met |", "|---|---|---|---|"]
+    verdicts = {verdict.goal: verdict for verdict in judge(figures)}
+    for goal in GOALS:
+        if (v := verdicts.get(goal)) is None:
+            lines.append(f"| {goal.text} | {goal.bound} | not run | |")
+            continue
+        against = f" ({v.against})" if len(goal.than) > 1 else ""
+        spread = f"{number(v.value)} [{number(v.low)} to {number(v.high)}]"
+        lines.append(f"| {goal.text}{against} | {goal.bound} | {spread} | {'yes' if v.met else '**no**'} |")
+    return lines
+
+
+def _figures(outcomes: Sequence[Outcome], *, plots: bool) -> list[str]:
+    workloads, systems = all_workloads(), _systems()
+    lines = []
+    for outcome in outcomes:
+        workload = workloads[outcome.what]
+        lines += [f"### {workload.name}", "", workload.text, ""]
+        for quantity in workload.quantities:
+            figures = [figure for figure in outcome.figures if figure.what == quantity.what]
+            if not figures:
+                continue
+            figures.sort(key=lambda f: f.median, reverse=quantity.more_is_better)
+            own = find(figures, quantity.what, "ours")
+            lines += [
+                f"| {quantity.title} | {quantity.unit} | lowest to highest | runs | jobs | ours by it |"
+            ]
+            lines += ["|---|---:|---:|---:|---:|---:|"]
+            for f in figures:
+                by = f"{own.median / f.median:.2f}" if own is not None and f is not own and f.median else ""
+                name = f"**{systems[f.system].title}**" if f is own else systems[f.system].title
+                lines.append(
+                    f"| {name} | {number(f.median)} | {number(f.low)} to {number(f.high)} | "
+                    f"{len(f.values)} | {f.jobs:,} | {by} |"
+                )
+            lines.append("")
+            if plots and len(figures) > 1:
+                lines += [f"![{quantity.title}]({quantity.what}.svg)", ""]
+        for absent in outcome.absent:
+            lines.append(f"- {systems[absent.system].title} is left out: {' '.join(absent.reason.split())}")
+        lines += [
+            f"`{outcome.command}`, {outcome.seconds:.0f} s, PostgreSQL {outcome.server}, {outcome.machine}",
+            "",
+        ]
+    return lines
+
+
+def _better(outcomes: Sequence[Outcome]) -> list[str]:
+    """Say plainly where a peer is better."""
+    systems = _systems()
+    lines = ["## Where a peer is better", ""]
+    if not _compared(outcomes):
+        return []
+    for _, quantity, figures in _compared(outcomes):
+        own = find(figures, quantity.what, "ours")
+        if own is None:
+            continue
+        ahead = [
+            f for f in figures
+            if f.system in PEERS and (f.median > own.median if quantity.more_is_better else f.median < own.median)
+        ]  # fmt: skip
+        lines += [
+            f"- {quantity.title}: {systems[f.system].title} has {number(f.median)} {f.unit}, ours {number(own.median)}."
+            for f in sorted(ahead, key=lambda f: f.median, reverse=quantity.more_is_better)
+        ]
+    if len(lines) == 2:
+        lines.append("Nowhere in these figures.")
+    return [*lines, ""]
+
+
+def _settings(outcomes: Sequence[Outcome]) -> list[str]:
+    versions = {name: found for outcome in outcomes for name, found in outcome.versions.items()}
+    lines = [
+        "## Settings",
+        "",
+        "Server: " + ", ".join(f"`{name}={value}`" for name, value in SETTINGS.items()) + ".",
+        "",
+    ]
+    for name, system in _systems().items():
+        lines += [f"**{system.title}** ({system.language}; {', '.join(versions.get(name, ['not run']))})", ""]
+        lines += [f"- {what}: {how}" for what, how in system.settings.items()]
+        if name in PEERS and system.most < 1_000_000:
+            lines.append(f"- at most {system.most:,} jobs a run, for the sake of time")
+        lines.append("")
+    return lines

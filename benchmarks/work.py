@@ -193,16 +193,19 @@ class Workers:
 
 
 def drained_at(dsn: str, left: str, patience: float) -> float:
-    """Wait until the database says that nothing is left; return when it said so."""
+    """Wait until the database says that nothing is left; return when it was asked.
+
+    When it was asked, not when it answered: for some systems the question itself takes long.
+    """
     import psycopg
 
     until = time.monotonic() + patience
     with psycopg.connect(dsn, autocommit=True) as connection:
         while True:
+            asked = time.time()
             row = connection.execute(left).fetchone()
-            now = time.time()
             if row is not None and not row[0]:
-                return now
+                return asked
             if time.monotonic() > until:
                 raise RunFailed(f"jobs are left {patience:.0f} s after their handlers ran")
             time.sleep(LOOK_S)

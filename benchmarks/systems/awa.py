@@ -16,7 +16,7 @@ SYSTEM = System(
     language="Rust and Python",
     install=Python(packages=("awa-pg", "uvloop")),
     settings={
-        "worker": "queue storage (default of a fresh install), 2,000 workers (128 and 512 were slower), "
+        "worker": "queue storage (install_queue_storage), 2,000 workers (128 and 512 were slower), "
         "pool 20, poll 50 ms",
         "I/O": "500 workers, pool 20",
         "bulk": "enqueue_many_copy, 1,000 a call",
@@ -40,14 +40,18 @@ class Bench:
 
 def client(connections: int) -> Any:
     """Return a client; its URLs need a host even where a socket folder is given."""
-    return library("awa").AsyncClient(setting("DSN").replace("@/", "@localhost/"), max_connections=connections)
+    return library("awa").AsyncClient(
+        setting("DSN").replace("@/", "@localhost/"), max_connections=connections
+    )
 
 
 class Awa(Program):
     """An asynchronous client."""
 
     async def setup(self) -> None:
-        await client(2).migrate()
+        owner = client(2)
+        await owner.migrate()
+        await owner.install_queue_storage(schema="awa")
 
     async def open(self) -> Any:
         return client(1)

@@ -16,7 +16,7 @@ SYSTEM = System(
         script="river.go",
     ),
     settings={
-        "worker": "MaxWorkers 2,000, FetchCooldown 2 ms, FetchPollInterval 20 ms (as its own benchmark), pool 20, "
+        "worker": "MaxWorkers 2,000, FetchCooldown 2 ms, FetchPollInterval 20 ms (defaults: 100 ms and 1 s), pool 20, "
         "completed jobs kept (default)",
         "I/O": "MaxWorkers 500, the rest the same",
         "bulk": "InsertManyFast (COPY), 1,000 a call",
