@@ -308,7 +308,7 @@ CREATE FUNCTION pgqueue.enqueue_many(
   keys text[] DEFAULT NULL, dedup_keys text[] DEFAULT NULL, dedup_window interval DEFAULT '1 hour', dedup_live boolean DEFAULT false,
   idempotency_keys text[] DEFAULT NULL, max_attempts int DEFAULT NULL, timeout_s real DEFAULT NULL, backoff json DEFAULT NULL,
   expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL, when_full text DEFAULT 'raise',
-  else_queue text DEFAULT NULL, else_priority int DEFAULT NULL)
+  else_queue text DEFAULT NULL, else_priority int DEFAULT NULL, headers_each json[] DEFAULT NULL)
 RETURNS TABLE (id bigint, created boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -344,6 +344,8 @@ BEGIN
     WHEN num_nulls(keys, dedup_keys, idempotency_keys) < 3
       AND NOT (json_array_length(payloads) = ALL (ARRAY[cardinality(keys), cardinality(dedup_keys), cardinality(idempotency_keys)]))
       THEN 'there must be one key for each payload'
+    WHEN headers_each IS NOT NULL AND (dedup_keys IS NOT NULL OR cardinality(headers_each) <> json_array_length(payloads))
+      THEN 'headers_each must hold one object for each payload, and goes without dedup keys'
   END;
   IF problem IS NULL AND enqueue_many.backoff IS NOT NULL THEN
     problem := CASE
@@ -410,8 +412,8 @@ BEGIN
       INSERT INTO pgqueue.job AS j (name, queue, priority, pos, run_at, key, idempotency_key, max_attempts, timeout_s, backoff, expires_at, headers, payload)
       SELECT enqueue_many.name, to_q, to_prio, CASE WHEN due IS NULL THEN nextval('pgqueue.pos_seq') END, due,
              coalesce(p.key, CASE WHEN kind.slots IS NOT NULL THEN '@' || enqueue_many.name END), p.idem,
-             enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, enqueue_many.headers, p.value
-      FROM ROWS FROM (json_array_elements(payloads), unnest(keys), unnest(idempotency_keys)) WITH ORDINALITY p(value, key, idem, n)
+             enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, coalesce(p.headers, enqueue_many.headers), p.value
+      FROM ROWS FROM (json_array_elements(payloads), unnest(keys), unnest(idempotency_keys), unnest(headers_each)) WITH ORDINALITY p(value, key, idem, headers, n)
       ORDER BY p.n
       RETURNING j.id, true;
     RETURN;
@@ -922,6 +924,38 @@ BEGIN
 END $$;
 CREATE TRIGGER outbox_wake AFTER INSERT ON pgqueue.outbox FOR EACH ROW EXECUTE FUNCTION pgqueue.outbox_wake();
 
+CREATE FUNCTION pgqueue.outbox_add_ordered(
+  aggregate_id text, event_type text, payload jsonb, aggregate_type text DEFAULT NULL, aggregate_version bigint DEFAULT NULL,
+  headers jsonb DEFAULT '{}')
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  made bigint;
+BEGIN
+  IF $1 IS NULL THEN
+    RAISE EXCEPTION 'pgqueue.outbox_add_ordered: there is no aggregate_id, so there is no order' USING ERRCODE = '22023';
+  END IF;
+  -- First the lock, then the number: ids of one aggregate rise in the order of the commits.
+  PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 0));
+  INSERT INTO pgqueue.outbox AS o (aggregate_id, event_type, payload, aggregate_type, aggregate_version, headers)
+  VALUES ($1, $2, $3, $4, $5, coalesce($6, '{}')) RETURNING o.id INTO made;
+  RETURN made;
+END $$;
+COMMENT ON FUNCTION pgqueue.outbox_add_ordered IS 'Write an event after all earlier transactions that wrote one of its aggregate this way; for writers that lock nothing else.';
+
+CREATE TABLE pgqueue.outbox_replay (
+  id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  event_type   text,
+  aggregate_id text COLLATE "C",
+  since        timestamptz,
+  until        timestamptz,
+  done_to      bigint NOT NULL DEFAULT 0,
+  upto         bigint NOT NULL,
+  copied       bigint NOT NULL DEFAULT 0,
+  started_at   timestamptz NOT NULL DEFAULT now(),
+  ended_at     timestamptz
+);
+COMMENT ON TABLE pgqueue.outbox_replay IS 'Replays of published events: what was asked for, and up to which id it is copied.';
+
 -- Views: the documented way to look in. They run with the owner's rights, so a reader needs no table.
 CREATE VIEW pgqueue.queue_depth AS
 WITH s AS (
@@ -980,7 +1014,8 @@ COMMENT ON VIEW pgqueue.schedule_status IS 'Schedules. orphan: defined in code, 
 CREATE VIEW pgqueue.outbox_lag AS
 SELECT count(*) FILTER (WHERE o.parked_at IS NULL) AS pending, count(*) FILTER (WHERE o.parked_at IS NOT NULL) AS parked,
        count(*) FILTER (WHERE o.next_attempt_at > now()) AS blocked_aggregates,
-       coalesce(extract(epoch FROM now() - min(o.created_at) FILTER (WHERE o.parked_at IS NULL)), 0)::double precision AS oldest_pending_s,
+       -- A writer may give any time, an infinite one too, from which no other can be subtracted.
+       coalesce(extract(epoch FROM now() - least(now(), greatest(min(o.created_at) FILTER (WHERE o.parked_at IS NULL), '1000-01-01'))), 0)::double precision AS oldest_pending_s,
        (SELECT count(*) FROM pgqueue.relay r WHERE r.lease_until > now()) AS relays,
        (SELECT count(*) FROM pgqueue.relay_partition p WHERE NOT EXISTS
           (SELECT FROM pgqueue.relay r WHERE r.id = p.owner AND r.lease_until > now())) AS orphan_partitions
@@ -1006,7 +1041,7 @@ BEGIN
       'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue', 'USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA pgqueue']
     WHEN 'relay' THEN ARRAY[
       'SELECT, INSERT, UPDATE, DELETE ON pgqueue.outbox', 'SELECT, INSERT, UPDATE, DELETE ON pgqueue.relay',
-      'SELECT, UPDATE ON pgqueue.relay_partition', 'SELECT, DELETE ON pgqueue.inbox', 'USAGE, SELECT ON SEQUENCE pgqueue.outbox_id_seq',
+      'SELECT, INSERT, UPDATE ON pgqueue.outbox_replay', 'SELECT, UPDATE ON pgqueue.relay_partition', 'SELECT, DELETE ON pgqueue.inbox', 'USAGE, SELECT ON SEQUENCE pgqueue.outbox_id_seq',
       'USAGE, SELECT, UPDATE ON SEQUENCE pgqueue.outbox_idle', 'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.alembic_version',
       'INSERT, SELECT (id) ON pgqueue.job', 'SELECT ON pgqueue.job_type', 'SELECT, INSERT, UPDATE ON pgqueue.dedup',
       'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq', 'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue',

@@ -5,12 +5,13 @@
 
 Exactly-once hand-over: there is no moment between publishing and marking. The event's payload is the job's,
 its aggregate the ordering key, its CloudEvents attributes the headers. An event without subscriber is
-published too.
+published too. The jobs of one name are made by one call, in event order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -92,21 +93,36 @@ class QueueSink:
         conn = self._conn
         with conn.transaction():
             taken = set(execute(conn, Statement(_SQL["take_over"], {"ids": [e.id for e in events]}, column)))
-            jobs = [
-                (name, event.aggregate_id or None, self._headers(event), event.payload)
-                for event in events
-                if event.id in taken
-                for name in self._subscribers(event.event_type)
-            ]
-            if jobs:
-                names, keys, headers, payloads = (list(values) for values in zip(*jobs, strict=True))
-                params = {"names": names, "keys": keys, "headers": headers, "payloads": payloads}
-                execute(conn, Statement(_SQL["enqueue"], params, nothing))
+            for name, of_name in self._jobs(events, taken).items():
+                execute(conn, Statement(_SQL["enqueue"], {"name": name, **of_name.columns()}, nothing))
             if not self._keep:
                 execute(conn, Statement(_SQL["drop_taken"], {"ids": list(taken)}, nothing))
 
-    def _headers(self, event: Event) -> str:
-        return msgspec.json.encode(attributes(event, self._source)).decode()
+    def _jobs(self, events: Sequence[Event], taken: Collection[int]) -> Mapping[str, _Jobs]:
+        """Sort the events by the jobs that they become; within one name they stay in event order."""
+        jobs: dict[str, _Jobs] = {}
+        for event in events:
+            if event.id not in taken or not (names := self._subscribers(event.event_type)):
+                continue
+            headers = msgspec.json.encode(attributes(event, self._source)).decode()
+            for name in names:
+                of_name = jobs.setdefault(name, _Jobs())
+                of_name.payloads.append(event.payload)
+                of_name.keys.append(event.aggregate_id or None)
+                of_name.headers.append(headers)
+        return jobs
+
+
+@dataclass(slots=True)
+class _Jobs:
+    """The jobs of one name, a column each: one call makes them all."""
+
+    payloads: list[str] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+
+    def columns(self) -> dict[str, object]:
+        return {"payloads": f"[{','.join(self.payloads)}]", "keys": self.keys, "headers": self.headers}
 
 
 def open_sink(url: str, context: SinkContext) -> QueueSink:

@@ -3,13 +3,11 @@
 UPDATE pgqueue.outbox SET published_at = clock_timestamp() WHERE id = ANY (%(ids)s::bigint[]) AND published_at IS NULL RETURNING id
 
 -- name: enqueue
--- One job per event and subscriber, in event order; the aggregate is the ordering key. A full queue takes it: the event
--- was accepted when it was written, and to refuse it here would hold up all the others.
+-- The jobs of one name, in event order; the aggregate is the ordering key. A full queue takes them: the events were
+-- accepted when they were written, and to refuse them here would hold up all the others.
 SELECT count(m.id)
-FROM ROWS FROM (unnest(%(names)s::text[]), unnest(%(keys)s::text[]), unnest(%(headers)s::text[]), unnest(%(payloads)s::text[]))
-     WITH ORDINALITY e(name, key, headers, payload, place)
-CROSS JOIN LATERAL pgqueue.enqueue_many(
-  name => e.name, payloads => ('[' || e.payload || ']')::json, keys => ARRAY[e.key], headers => e.headers::json, when_full => 'ignore') m
+FROM pgqueue.enqueue_many(
+  name => %(name)s::text, payloads => %(payloads)s::json, keys => %(keys)s::text[], headers_each => %(headers)s::json[], when_full => 'ignore') m
 
 -- name: drop_taken
 -- Retention 0: what was handed over is gone.

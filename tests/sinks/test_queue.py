@@ -45,9 +45,11 @@ def test_each_subscriber_gets_one_job_in_event_order_with_the_aggregate_as_key(
     rows = conn.execute(
         "SELECT name, key, payload->>'n', headers->>'id' FROM pgqueue.job ORDER BY id"
     ).fetchall()
-    assert rows == [
-        (name, "order-1", str(n), events[n].idempotency_key) for n in range(3) for name in ("mail", "stock")
-    ]
+    for name in ("mail", "stock"):
+        assert [row[1:] for row in rows if row[0] == name] == [
+            ("order-1", str(n), events[n].idempotency_key) for n in range(3)
+        ]
+    assert len(rows) == 6
 
 
 def test_an_event_without_subscriber_is_published_too(rig: QueueRig, conn: Connection) -> None:
