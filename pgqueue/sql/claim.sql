@@ -34,7 +34,7 @@ SELECT 0, 0, 0, 0, '', NULL, 0::smallint, '',
   CASE WHEN (SELECT count(*) FROM u) < %(n)s::int
     THEN (SELECT json_object_agg(a.o, a.p)::text FROM (SELECT w.o, max(w.pos) AS p FROM w GROUP BY w.o HAVING count(*) = 5000) a) END,
   (SELECT (bool_or(EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = r.q))
-        OR bool_or(EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.q AND j.pos > r.f AND j.key IS NOT NULL)))::int::text
+        OR bool_or(EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.q AND j.pos > r.f AND j.pos > 0 AND j.key IS NOT NULL)))::int::text
    FROM unnest(%(route_queues)s::text[], %(route_floors)s::bigint[]) r(q, f))
 
 -- name: suspects

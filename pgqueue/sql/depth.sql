@@ -28,7 +28,7 @@ CROSS JOIN LATERAL (
   SELECT count(*) AS n, count(*) FILTER (WHERE s.deadline <= now()) AS waiting, count(*) FILTER (WHERE s.deadline > now()) AS in_flight,
          min(greatest(s.enqueued_at, s.ready_at, s.deadline)) FILTER (WHERE s.deadline <= now()) AS oldest
   FROM (SELECT j.deadline, j.enqueued_at, j.ready_at FROM pgqueue.job j
-        WHERE j.queue = v.q AND j.pos IS NOT NULL AND j.key IS NOT NULL ORDER BY j.pos LIMIT 100000) s) k
+        WHERE j.queue = v.q AND j.pos > 0 AND j.key IS NOT NULL ORDER BY j.pos LIMIT 100000) s) k
 CROSS JOIN LATERAL (
   SELECT count(*) FILTER (WHERE s.deadline <= now()) AS free,
          count(*) FILTER (WHERE s.lease = 0 AND s.deadline > now() AND s.deadline < 'infinity') AS backing_off

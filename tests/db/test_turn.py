@@ -138,7 +138,8 @@ def test_queues_of_one_bucket_are_swept_together_and_others_apart(
     one, two, other = neighbours(conn)
     for queue in (one, other):
         due_in(conn, bucket(conn, queue), -1)
-    assert sorted(a.run(sweep_turn([one, two], PERIOD))) == sorted([one, two])
+    mine = a.run(sweep_turn([one, two], PERIOD))
+    assert sorted(mine) == sorted([one, two])
     with Holder(dsn, 2) as b:
         assert b.run(sweep_turn([one, two, other], PERIOD)) == [other]
 
