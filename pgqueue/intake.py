@@ -226,7 +226,9 @@ class Intake:
         asking = {job.id: job for job in jobs if job.extra is not None and idempotency_key(job)}
         if not asking:
             return {}
-        keyed = [Keyed(claim=Claim(j.id, j.lease), name=j.name, key=idempotency_key(j)) for j in asking.values()]
+        keyed = [
+            Keyed(claim=Claim(j.id, j.lease), name=j.name, key=idempotency_key(j)) for j in asking.values()
+        ]
         try:
             taken, before = self.take(keyed)
         except psycopg.Error:  # the round that follows meets the same trouble and deals with it

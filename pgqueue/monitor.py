@@ -28,7 +28,10 @@ class Monitor:
         for running in list(self._hand.running.values()):
             if now - running.started > running.limit:
                 runner = self._runners[running.claimed.name]
-                if isinstance(runner, ProcessRunner) and now - runner.began(running.claimed.id) <= running.limit:
+                if (
+                    isinstance(runner, ProcessRunner)
+                    and now - runner.began(running.claimed.id) <= running.limit
+                ):
                     continue  # its child was still starting
                 self._give_up(running)
 

@@ -285,7 +285,9 @@ class Rounds:
         dropped = [_claim(c) for c, o in ended if isinstance(o, Dropped)]
         sent = []
         if results.applied:
-            sent.append(([c.id for c in results.applied], p.send(apply([_claim(c) for c in results.applied]))))
+            sent.append(
+                ([c.id for c in results.applied], p.send(apply([_claim(c) for c in results.applied])))
+            )
         if retried:
             sent.append(([f.claim.id for f in retried], p.send(retry(retried, self._worker))))
         if buried:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -21,6 +22,12 @@ def ask(conn: Connection, want: int, ran: int = 0, queue: str = "default") -> in
     granted = execute(conn, draw([Report(queue=queue, ran=ran, want=want)]))[queue]
     conn.commit()
     return granted
+
+
+def seen(conn: Connection, query: LiteralString) -> tuple[object, ...] | None:
+    row = conn.execute(query).fetchone()
+    conn.rollback()
+    return row
 
 
 def age(conn: Connection, seconds: float) -> None:
@@ -86,11 +93,11 @@ def test_an_outage_meets_every_first_execution_and_few_retries(
     conn.commit()
 
     def settled() -> bool:
-        (waiting,) = conn.execute(
-            "SELECT count(*) FROM pgqueue.job WHERE run_at > now() + interval '100 s'"
-        ).fetchone() or (0,)
+        many = conn.execute(
+            "SELECT count(*) >= 200 FROM pgqueue.job WHERE run_at > now() + interval '100 s'"
+        ).fetchone()
         conn.rollback()
-        return len(set(calls)) == 300 and int(waiting) >= 200
+        return len(set(calls)) == 300 and many == (True,)
 
     eventually(settled, timeout=30)
     retries = len(calls) - 300
@@ -103,18 +110,19 @@ def test_every_job_still_ends(conn: Connection, failing: tuple[App, list[int]]) 
     conn.commit()
 
     def ended() -> bool:
-        conn.execute("UPDATE pgqueue.job SET run_at = now() WHERE run_at > now() + interval '1 s'")  # time passes
+        conn.execute(
+            "UPDATE pgqueue.job SET run_at = now() WHERE run_at > now() + interval '1 s'"
+        )  # time passes
         conn.commit()
         return conn.execute("SELECT count(*) FROM pgqueue.dead_job").fetchone() == (200,)
 
     eventually(ended, timeout=60)
     assert len(calls) == 600
     deferred = conn.execute(
-        "SELECT coalesce(sum(n), 0) FROM (SELECT n, outcome FROM pgqueue.tally UNION ALL "
+        "SELECT sum(n) > 0 FROM (SELECT n, outcome FROM pgqueue.tally UNION ALL "
         "SELECT n, outcome FROM pgqueue.tally_minute) t WHERE outcome = 'deferred'"
     ).fetchone()
-    assert deferred is not None
-    assert deferred[0] > 0
+    assert deferred == (True,)
 
 
 def test_a_success_never_touches_the_budget(conn: Connection, dsn: str) -> None:
@@ -128,7 +136,7 @@ def test_a_success_never_touches_the_budget(conn: Connection, dsn: str) -> None:
     try:
         works.enqueue_many(conn, [None] * 200)
         conn.commit()
-        eventually(lambda: conn.execute("SELECT count(*) FROM pgqueue.job").fetchone() == (0,) or conn.rollback())
+        eventually(lambda: seen(conn, "SELECT count(*) FROM pgqueue.job") == (0,))
     finally:
         worker.stop()
     assert conn.execute("SELECT count(*) FROM pgqueue.budget").fetchone() == (0,)

@@ -13,6 +13,11 @@ from pgqueue.job import Claim
 from pgqueue.ledger import Keyed, applied, apply, take
 from tests import factories
 from tests.server import Connection
+from tests.waiting import eventually
+
+BLOCKED_BY_ME = """
+SELECT 1 FROM pg_catalog.pg_stat_activity a WHERE pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(a.pid))
+"""
 
 
 def claimed(conn: Connection, count: int) -> list[Keyed]:
@@ -53,7 +58,9 @@ def test_a_second_job_is_already_applied_once_the_first_succeeded(conn: Connecti
     assert execute(conn, applied([second])) == [second.claim.id]
 
 
-def test_the_marker_is_not_set_before_success_so_a_crash_leaves_the_effect_to_the_next_run(conn: Connection) -> None:
+def test_the_marker_is_not_set_before_success_so_a_crash_leaves_the_effect_to_the_next_run(
+    conn: Connection,
+) -> None:
     """Marker before handler: a crash in between made the redelivery `already applied`, and the effect was lost."""
     first, second = claimed(conn, 2)
     execute(conn, take([first]))
@@ -90,7 +97,8 @@ def test_keys_of_different_job_names_are_apart(conn: Connection) -> None:
     first, second = claimed(conn, 2)
     conn.execute("UPDATE pgqueue.job SET name = 'other' WHERE id = %s", (second.claim.id,))
     other = Keyed(claim=second.claim, name="other", key=second.key)
-    assert set(execute(conn, take([first, other]))) == {first.claim.id, second.claim.id}
+    both = execute(conn, take([first, other]))
+    assert set(both) == {first.claim.id, second.claim.id}
 
 
 def test_a_job_that_somebody_has_locked_is_passed_and_applied_later(conn: Connection, dsn: str) -> None:
@@ -111,10 +119,7 @@ def test_a_take_that_waits_for_another_follows_its_fate(conn: Connection, dsn: s
     execute(conn, take([first]))
     with psycopg.connect(dsn) as other, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(execute, other, take([second]))
-        while not conn.execute(
-            "SELECT 1 FROM pg_catalog.pg_stat_activity WHERE pg_catalog.pg_backend_pid() = ANY(pg_catalog.pg_blocking_pids(pid))"
-        ).fetchone():
-            pass
+        eventually(lambda: conn.execute(BLOCKED_BY_ME).fetchone())
         if rollback:
             conn.rollback()
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from pgqueue import App, BadOption
 from pgqueue.config import WorkerSettings
@@ -66,10 +67,12 @@ def limited(limit: int) -> tuple[App, Gauge]:
     return app, gauge
 
 
-def left(conn: Connection) -> int:
-    (count,) = conn.execute("SELECT count(*) FROM pgqueue.job").fetchone() or (0,)
+def none_left(conn: Connection, table: str = "job") -> bool:
+    (left,) = conn.execute(
+        sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier("pgqueue", table))
+    ).fetchone() or (None,)
     conn.rollback()
-    return int(count)
+    return left == 0
 
 
 def enqueue(conn: Connection, app: App, count: int) -> None:
@@ -84,11 +87,9 @@ def test_no_more_than_the_limit_run_over_all_workers(conn: Connection, start: St
     enqueue(conn, app, 30)
     eventually(lambda: gauge.inside == 3)
     gauge.open.set()
-    eventually(lambda: left(conn) == 0, timeout=30)
+    eventually(lambda: none_left(conn), timeout=30)
     assert (gauge.done, gauge.most) == (30, 3)
-    eventually(
-        lambda: conn.execute("SELECT count(*) FROM pgqueue.lane").fetchone() == (0,) or conn.rollback()
-    )
+    eventually(lambda: none_left(conn, "lane"))
 
 
 def test_a_limit_can_be_raised_and_lowered_while_jobs_run(conn: Connection, start: Start, dsn: str) -> None:
@@ -103,7 +104,7 @@ def test_a_limit_can_be_raised_and_lowered_while_jobs_run(conn: Connection, star
     gauge.open.set()
     eventually(lambda: gauge.done >= 10, timeout=30)
     gauge.most = 0
-    eventually(lambda: left(conn) == 0, timeout=30)
+    eventually(lambda: none_left(conn), timeout=30)
     assert gauge.done == 60
     assert gauge.most <= 2  # the attempt that was inside when the counter was put back, and the one slot
 
@@ -146,7 +147,7 @@ def test_a_lost_worker_gives_its_slots_back_when_its_lease_ends(
         assert len(rows) == 3
     began = time.monotonic()
     start(app)
-    eventually(lambda: left(conn) == 0, timeout=30)
+    eventually(lambda: none_left(conn), timeout=30)
     assert gauge.done == 3
     assert gauge.most == 1
     assert time.monotonic() - began < 20
@@ -181,7 +182,9 @@ def test_a_rate_holds_over_all_workers_and_over_an_empty_queue(conn: Connection,
         call.enqueue(conn, n)
         conn.commit()
     eventually(lambda: len(begun) == 30, timeout=30)
-    for first, later in zip(begun, begun[12:], strict=False):  # 12 more need at least a second, less the burst of 2
+    for first, later in zip(
+        begun, begun[12:], strict=False
+    ):  # 12 more need at least a second, less the burst of 2
         assert later - first >= 0.95
 
 

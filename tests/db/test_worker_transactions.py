@@ -74,7 +74,9 @@ def test_a_failed_attempt_leaves_no_effect(conn: Connection, start: Start, name:
     assert seen(conn, "SELECT kind, attempt FROM public.effect") == [("fail once", 2)]
 
 
-def test_a_lost_lease_undoes_the_effect(conn: Connection, dsn: str, start: Start, events: list[Event]) -> None:
+def test_a_lost_lease_undoes_the_effect(
+    conn: Connection, dsn: str, start: Start, events: list[Event]
+) -> None:
     app, reached, go = App(), threading.Event(), threading.Event()
 
     @app.job("late", transactional=True)
@@ -114,7 +116,9 @@ def test_a_business_lock_on_the_job_only_delays_the_commit(conn: Connection, dsn
     assert seen(conn, "SELECT kind, attempt FROM public.effect") == [("patient", 1)]
 
 
-def test_two_jobs_of_one_idempotency_key_have_one_effect(conn: Connection, start: Start, events: list[Event]) -> None:
+def test_two_jobs_of_one_idempotency_key_have_one_effect(
+    conn: Connection, start: Start, events: list[Event]
+) -> None:
     for _ in range(5):
         exactly.app.enqueue(conn, "session", "keyed", idempotency_key="order-1")
     conn.commit()

@@ -207,5 +207,5 @@ def test_one_subscription_decorates_several_functions() -> None:
 def test_a_refused_subscriber_is_not_subscribed() -> None:
     app = App()
     with pytest.raises(ConfigError):
-        app.on_event("order.placed")(two)  # type: ignore[arg-type]  # the point of the test
+        app.on_event("order.placed")(two)
     assert app.subscribers("order.placed") == ()
