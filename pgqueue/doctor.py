@@ -218,6 +218,26 @@ def _outbox(rows: Sequence[Row]) -> Findings:
         yield _warning("outbox", f"{parked} events are parked", "outbox-relay parked")
 
 
+def _schedules(rows: Sequence[Row]) -> Findings:
+    for name, state, problem, late_s in rows:
+        if state == "broken":
+            yield _problem(
+                "schedules", f"schedule {name!r} makes no jobs: {problem}", "pgqueue schedule list"
+            )
+        elif state == "orphan":
+            yield _warning(
+                "schedules",
+                f"schedule {name!r} rests: no running worker defines it any more",
+                f"pgqueue schedule remove {_quoted(name)}, if it is not coming back",
+            )
+        else:
+            yield _problem(
+                "schedules",
+                f"schedule {name!r} is {late_s:.0f} s late: no worker looks after schedules",
+                "start a worker",
+            )
+
+
 def _workers(handle: Any) -> Findings:
     for w in execute(handle, workers()):
         if not w.alive:
@@ -265,4 +285,5 @@ _CHECKS: tuple[tuple[str, Query, Callable[[Sequence[Row]], Findings]], ...] = (
     ("indexes", _SQL["indexes"], _indexes),
     ("publications", _SQL["publications"], _publications),
     ("outbox", _SQL["outbox"], _outbox),
+    ("schedules", _SQL["schedules"], _schedules),
 )

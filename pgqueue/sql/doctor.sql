@@ -71,3 +71,6 @@ WHERE p.schemaname = 'pgqueue' GROUP BY p.pubname ORDER BY p.pubname
 
 -- name: outbox
 SELECT o.pending, o.parked, o.blocked_aggregates, o.oldest_pending_s, o.relays, o.orphan_partitions FROM pgqueue.outbox_lag o
+
+-- name: schedules
+SELECT s.name, s.state, s.problem, s.late_s FROM pgqueue.schedule_status s WHERE s.state IN ('broken', 'orphan') OR (s.state = 'active' AND s.late_s > 60) ORDER BY s.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -177,6 +178,12 @@ def test_a_job_is_shown_with_its_holder_and_what_went_wrong_before(conn: Connect
     assert isinstance(before, Attempt)
     assert (before.attempt, before.outcome, before.error) == (1, "retry", "broken")
     assert execute(conn, show(2**60)) is None
+
+
+def test_every_view_is_documented(conn: Connection) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    views = conn.execute("SELECT viewname FROM pg_views WHERE schemaname = 'pgqueue'").fetchall()
+    assert [name for (name,) in views if f"| `pgqueue.{name}` |" not in page] == []
 
 
 def test_a_worker_that_is_silent_is_not_alive(conn: Connection) -> None:

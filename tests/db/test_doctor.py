@@ -74,7 +74,7 @@ def test_a_healthy_database_has_no_findings_and_every_check_reports(conn: Connec
             "tables",
             "indexes",
         ),
-        *("publications", "outbox", "workers", "dead letters"),
+        *("publications", "outbox", "schedules", "workers", "dead letters"),
     }
 
 
@@ -217,6 +217,18 @@ def test_rejected_events_are_findings(conn: Connection) -> None:
     blocked, parked = findings(conn)
     assert (blocked.level, blocked.text.startswith("1 aggregates are held up")) == ("problem", True)
     assert (parked.level, parked.text) == ("warning", "2 events are parked")
+
+
+def test_a_schedule_that_makes_no_jobs_is_a_problem(conn: Connection) -> None:
+    conn.execute("SELECT pgqueue.schedule_add('nightly', '0 2 * * *', 'work')")
+    assert findings(conn) == []
+    conn.execute("UPDATE pgqueue.schedule SET next_at = now() - interval '5 min'")
+    assert only(conn, "schedules").text.startswith("schedule 'nightly' is 300 s late")
+    conn.execute("UPDATE pgqueue.schedule SET problem = 'no such zone', problem_at = now()")
+    assert only(conn, "schedules").text == "schedule 'nightly' makes no jobs: no such zone"
+    works(conn, name="report")
+    conn.execute("UPDATE pgqueue.schedule SET source = 'code', job = 'report'")
+    assert only(conn, "schedules").level == "warning"
 
 
 def test_a_worker_that_fell_silent_is_a_warning(conn: Connection) -> None:
