@@ -38,13 +38,16 @@ class Outbox:
         aggregate_type: str | None = None,
         version: int | None = None,
         headers: Mapping[str, Any] | None = None,
+        ordered: bool = False,
     ) -> int:
         """Write one event in the transaction of `handle`; return its id (its key is `outbox:<id>`).
 
-        Events of one aggregate are published in the order of their ids. Raises BadPayload or BadOption before
-        anything is sent, NotInTransaction on a handle that would commit at once.
+        Events of one aggregate are published in the order of their ids. That is the order of the commits if the
+        transaction holds the aggregate's row by now; if it does not, `ordered` takes an advisory lock of the
+        aggregate first, to the end of the transaction. Raises BadPayload or BadOption before anything is sent,
+        NotInTransaction on a handle that would commit at once.
         """
-        statement = _add(event_type, payload, aggregate_id, aggregate_type, version, headers)
+        statement = _add(event_type, payload, aggregate_id, aggregate_type, version, headers, ordered=ordered)
         require_transaction(handle)
         return execute(handle, statement)
 
@@ -58,21 +61,25 @@ class Outbox:
         aggregate_type: str | None = None,
         version: int | None = None,
         headers: Mapping[str, Any] | None = None,
+        ordered: bool = False,
     ) -> int:
         """Write one event in the transaction of an asynchronous handle; return its id."""
-        statement = _add(event_type, payload, aggregate_id, aggregate_type, version, headers)
+        statement = _add(event_type, payload, aggregate_id, aggregate_type, version, headers, ordered=ordered)
         await require_transaction_async(handle)
         return await execute_async(handle, statement)
 
-    def add_many(self, handle: Any, events: Iterable[NewEvent]) -> list[int]:
-        """Write events in one statement; return their ids, which rise in the order given."""
-        statement = _add_many(events)
+    def add_many(self, handle: Any, events: Iterable[NewEvent], *, ordered: bool = False) -> list[int]:
+        """Write events in one statement; return their ids, which rise in the order given.
+
+        `ordered` locks their aggregates first, as `add` does.
+        """
+        statement = _add_many(events, ordered=ordered)
         require_transaction(handle)
         return execute(handle, statement)
 
-    async def aadd_many(self, handle: Any, events: Iterable[NewEvent]) -> list[int]:
+    async def aadd_many(self, handle: Any, events: Iterable[NewEvent], *, ordered: bool = False) -> list[int]:
         """Write events in one statement on an asynchronous handle; return their ids in the order given."""
-        statement = _add_many(events)
+        statement = _add_many(events, ordered=ordered)
         await require_transaction_async(handle)
         return await execute_async(handle, statement)
 
@@ -84,6 +91,8 @@ def _add(
     aggregate_type: str | None,
     version: int | None,
     headers: Mapping[str, Any] | None,
+    *,
+    ordered: bool,
 ) -> Statement[int]:
     columns = _columns(
         NewEvent(
@@ -95,11 +104,16 @@ def _add(
             headers=headers,
         )
     )
-    return Statement(_SQL["add"], columns, scalar)
+    if ordered:
+        _has_order(columns)
+    return Statement(_SQL["add_ordered" if ordered else "add"], columns, scalar)
 
 
-def _add_many(events: Iterable[NewEvent]) -> Statement[list[int]]:
+def _add_many(events: Iterable[NewEvent], *, ordered: bool) -> Statement[list[int]]:
     rows = [_columns(event) for event in events]
+    if ordered:
+        for row in rows:
+            _has_order(row)
     params = {
         "aggregate_ids": [row["aggregate_id"] for row in rows],
         "event_types": [row["event_type"] for row in rows],
@@ -108,7 +122,12 @@ def _add_many(events: Iterable[NewEvent]) -> Statement[list[int]]:
         "versions": [row["version"] for row in rows],
         "headers": [row["headers"] for row in rows],
     }
-    return Statement(_SQL["add_many"], params, _ids)
+    return Statement(_SQL["add_many_ordered" if ordered else "add_many"], params, _ids)
+
+
+def _has_order(columns: Mapping[str, object]) -> None:
+    if columns["aggregate_id"] is None:
+        raise BadOption("ordered", "goes with an aggregate_id: an event without one has no order")
 
 
 def _ids(rows: Sequence[Row]) -> list[int]:

@@ -49,3 +49,13 @@ def test_the_lag_reads_no_published_event(published: Connection) -> None:
     outbox = [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == "outbox"]
     assert outbox
     assert not [node for node in outbox if node["Node Type"] == "Seq Scan"], outbox
+
+
+@pytest.mark.parametrize("at", ["-infinity", "infinity", "0044-03-15 BC"])
+def test_a_time_that_no_clock_shows_does_not_break_the_lag(conn: Connection, at: str) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.outbox (event_type, payload, created_at) VALUES ('x', '{}', %s::text::timestamptz)",
+        [at],
+    )
+    row = conn.execute("SELECT pending, oldest_pending_s >= 0 FROM pgqueue.outbox_lag").fetchone()
+    assert row == (1, True)
