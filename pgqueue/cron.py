@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
@@ -37,7 +37,7 @@ class Cron:
     expr: str
     zone: str = "UTC"
     _fields: str = field(init=False, repr=False, compare=False)
-    _zone: ZoneInfo = field(init=False, repr=False, compare=False)
+    _zone: tzinfo = field(init=False, repr=False, compare=False)
     _every_hour: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -136,11 +136,16 @@ def _fields(expr: str) -> str:
     return " ".join(parts if len(parts) == 6 else ["0", *parts])
 
 
-def _zone(name: str) -> ZoneInfo:
-    """Return the IANA zone of that name."""
+def _zone(name: str) -> tzinfo:
+    """Return the IANA zone of that name; UTC needs no zone data on the machine."""
+    if name == "UTC":
+        return UTC
     try:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError, TypeError) as error:  # not found, a folder, a path, not a string
-        near = get_close_matches(str(name), available_timezones(), n=1)
+        known = available_timezones()
+        near = get_close_matches(str(name), known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ", like 'Europe/Berlin' or 'UTC'"
+        if not known:
+            hint = " on this machine, which has none: install tzdata"
         raise BadOption("timezone", f"{name!r} is no zone of the IANA database{hint}") from error

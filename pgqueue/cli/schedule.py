@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
 from typing import get_args
 from zoneinfo import ZoneInfo
@@ -139,17 +139,21 @@ def resume(dsn: str | None, *, name: str) -> None:
 def next_(*, expr: str, timezone: str, count: int, start: datetime | None) -> None:
     """Print the next ticks of EXPR, local and in UTC; needs no database."""
     cron = Cron(expr, timezone)
-    after = datetime.now(UTC) if start is None else start.replace(tzinfo=ZoneInfo(timezone))
+    after = datetime.now(UTC) if start is None else start.replace(tzinfo=_zone(timezone))
     for line in _shown(cron, after, count):
         click.echo(line)
 
 
 def _shown(cron: Cron, after: datetime, count: int) -> list[str]:
-    zone = ZoneInfo(cron.zone)
+    zone = _zone(cron.zone)
     return [
         f"{tick.astimezone(zone):%a %Y-%m-%d %H:%M:%S %z} {cron.zone}  {tick:%Y-%m-%d %H:%M:%S}Z"
         for tick in islice(cron.ticks(after), count)
     ]
+
+
+def _zone(name: str) -> tzinfo:
+    return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def _payload(job: str, text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 from hypothesis import given, settings
@@ -153,6 +153,17 @@ def test_an_unknown_zone_is_refused(zone: str) -> None:
 def test_a_misspelt_zone_is_told_its_neighbour() -> None:
     with pytest.raises(BadOption, match="did you mean 'Asia/Damascus'"):
         Cron("0 2 * * *", "Asia/Damaskus")
+
+
+def test_utc_needs_no_zone_data_and_any_other_zone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> ZoneInfo:
+        raise ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr("pgqueue.cron.ZoneInfo", missing)
+    monkeypatch.setattr("pgqueue.cron.available_timezones", set)
+    assert Cron("0 2 * * *").next(datetime(2026, 1, 1, tzinfo=UTC)) == datetime(2026, 1, 1, 2, tzinfo=UTC)
+    with pytest.raises(BadOption, match="which has none: install tzdata"):
+        Cron("0 2 * * *", "Europe/Berlin")
 
 
 def test_the_29_of_february_and_the_fifth_monday_come_true() -> None:

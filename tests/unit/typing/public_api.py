@@ -42,6 +42,16 @@ def tidy() -> None: ...
 def tidy_more(job: Job) -> None: ...
 
 
+@app.schedule("0 2 * * *", timezone="Asia/Damascus", payload=Receipt(), missed="skip")
+@app.job("nightly", sheddable=True)
+def nightly(receipt: Receipt) -> None: ...
+
+
+app.schedule("0 2 * * *")(tidy)
+app.schedule("0 2 * * *", missed="never")  # type: ignore[arg-type]
+app.schedule("0 2 * * *")(print)  # type: ignore[arg-type]
+
+
 @app.on_event("order.placed")
 def placed(event: dict[str, int]) -> None: ...
 
@@ -49,6 +59,7 @@ def placed(event: dict[str, int]) -> None: ...
 assert_type(send_receipt, JobType[Receipt])
 assert_type(render, JobType[Receipt])
 assert_type(mail, JobType[Receipt])
+assert_type(nightly, JobType[Receipt])
 assert_type(tidy, JobType[None])
 assert_type(tidy_more, JobType[None])
 assert_type(placed, JobType[dict[str, int]])
@@ -61,6 +72,7 @@ def enqueue(session: Session) -> None:
     )
     assert_type(send_receipt.enqueue_many(session, [Receipt()]), list[JobRef])
     assert_type(tidy.enqueue(session).created, bool)
+    assert_type(nightly.enqueue(session, Receipt()).shed, bool)
     assert_type(app.enqueue(session, "receipt", {"order_id": 1}, queue="mail", dedup_window="live"), JobRef)
     send_receipt.enqueue(session, 5)  # type: ignore[arg-type]
     send_receipt.using(priorty=1)  # type: ignore[call-arg]
