@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
@@ -173,6 +174,55 @@ class RedisRig(BrokerRig):
         ]
 
 
+class AmqpRig(BrokerRig):
+    """A topic exchange with one quorum queue that takes everything."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        with self.channel() as channel:
+            channel.exchange_declare(self.name, "topic", durable=True, auto_delete=False)
+            self.declare(self.name)
+            channel.queue_bind(self.name, self.name, "#")
+
+    def url(self, port: int) -> str:
+        """Return the URL of the sink."""
+        return f"amqp://guest:guest@{LOOPBACK}:{port}?exchange={self.name}&max_bytes=1100000"
+
+    @contextmanager
+    def channel(self) -> Iterator[Any]:
+        """Give a channel that goes to the broker directly."""
+        import amqp
+
+        with amqp.Connection(f"{LOOPBACK}:{self.broker.port}") as connection:
+            yield connection.channel()
+
+    def declare(self, queue: str, *, kind: str = "quorum", durable: bool = True, **arguments: Any) -> None:
+        """Declare a queue."""
+        given = {"x-queue-type": kind, **{f"x-{k.replace('_', '-')}": v for k, v in arguments.items()}}
+        with self.channel() as channel:
+            channel.queue_declare(queue, durable=durable, auto_delete=False, arguments=given)
+
+    def messages(self, queue: str | None = None) -> list[Any]:
+        """Return what waits in the queue; it stays there."""
+        found = []
+        with self.channel() as channel:
+            while (message := channel.basic_get(queue or self.name)) is not None:
+                found.append(message)
+        return found
+
+    def arrived(self) -> list[Arrived]:
+        """Return the waiting messages as events."""
+        return [
+            Arrived(
+                key=m.properties["message_id"],
+                event_type=m.headers["cloudEvents_type"],
+                aggregate=m.headers.get("cloudEvents_partitionkey"),
+                payload=json.loads(m.body),
+            )
+            for m in self.messages()
+        ]
+
+
 def _closing(rig: BrokerRig) -> Iterator[BrokerRig]:
     try:
         yield rig
@@ -190,3 +240,9 @@ def nats_rig(nats_server: Broker) -> Iterator[BrokerRig]:
 def redis_rig(redis_server: Broker) -> Iterator[BrokerRig]:
     """Give the Redis sink."""
     yield from _closing(RedisRig(redis_server))
+
+
+@pytest.fixture
+def amqp_rig(rabbit_server: Broker) -> Iterator[BrokerRig]:
+    """Give the RabbitMQ sink."""
+    yield from _closing(AmqpRig(rabbit_server))

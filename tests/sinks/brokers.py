@@ -216,15 +216,13 @@ class Rabbit(Broker):
 
     def ready(self) -> bool:
         """Tell whether it greets: it listens before it takes a login."""
-        import pika
-        from pika.exceptions import AMQPError
+        import amqp
 
-        place = pika.ConnectionParameters(LOOPBACK, self.port, socket_timeout=2, blocked_connection_timeout=2)
         try:
-            pika.BlockingConnection(place).close()
-        except (AMQPError, OSError):
+            with amqp.Connection(f"{LOOPBACK}:{self.port}", connect_timeout=2):
+                return True
+        except (amqp.exceptions.AMQPError, OSError):
             return False
-        return True
 
 
 class Kafka(Broker):
