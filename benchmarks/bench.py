@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Workload:
     """A workload: what it measures, on which systems, and one measurement.
 
     `measure` gets a fresh database with the system's schema and returns a value by quantity. `mode`: the systems
-    that take part, None = ours alone. `settings`: what is fixed in it, for the report.
+    that take part, None = ours alone.
     """
 
     name: str
@@ -52,7 +52,8 @@ class Workload:
     n: int
     measure: Callable[[Case, int], Mapping[str, float]]
     mode: Mode | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    #: The most that `--n` may ask for: a run is to end in minutes.
+    most: int = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,7 @@ class Bench:
             for name in names[turn % len(names) :] + names[: turn % len(names)] if names else ():
                 if name in absent:
                     continue
-                jobs[name] = min(n or workload.n, self.systems[name][0].most)
+                jobs[name] = min(n or workload.n, workload.most, self.systems[name][0].most)
                 try:
                     with self.case(name) as case:
                         measured = workload.measure(case, jobs[name])

@@ -21,13 +21,15 @@ RESULTS = "results.json"
 
 ABOUT = """# Benchmarks
 
-Written by `python -m benchmarks`; do not edit. `make bench` makes all of it anew on your machine, which is the only
-machine whose figures matter to you. One embedded PostgreSQL serves all systems, one after the other in every round
-and each round in another order; every measurement has a fresh database, brought to rest (VACUUM ANALYZE, CHECKPOINT)
-before the clock starts. A run counts only if every job ran and the database agrees that none is left. All systems
-use the same Unix socket, the same payload (about 150 bytes of JSON) and a handler that does nothing but note its job's
-number. Figures are medians; in brackets the lowest and the highest run. On a shared machine differences below 20 %
-say little.
+Written by `python -m benchmarks`; do not edit. `make bench` makes all of it anew on your machine, the only one whose
+figures matter to you: about half an hour on two cores. `python -m benchmarks drain latency --peers graphile,pgqueuer`
+runs a part, `--peers ''` ours alone.
+
+One embedded PostgreSQL serves all systems, one after the other in every round and each round in another order; every
+measurement has a fresh database, brought to rest (VACUUM ANALYZE, CHECKPOINT) before the clock starts. A run counts
+only if every job ran and the database agrees that none is left. All systems use the same Unix socket, the same payload
+(about 150 bytes of JSON) and a handler that does nothing but note its job's number. Figures are medians of the runs.
+On a shared machine differences below 20 % say little.
 """
 
 

@@ -47,9 +47,11 @@ def call(
     ) as process:  # fmt: skip
         try:
             out, err = process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:  # also when the run is interrupted: nothing may be left behind
             os.killpg(process.pid, signal.SIGKILL)
-            raise RunFailed(f"{words[0]} took more than {patience:.0f} s") from None
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RunFailed(f"{words[0]} took more than {patience:.0f} s") from None
+            raise
     if process.returncode:
         raise RunFailed(f"{words[0]} failed: {err.strip()[-600:]}")
     return out

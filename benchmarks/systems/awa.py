@@ -26,7 +26,7 @@ SYSTEM = System(
     count_left="SELECT count(*) FROM awa.jobs WHERE state <> 'completed'",
     modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
     versions=("awa-pg", "uvloop"),
-    most=50_000,
+    most=30_000,
 )
 
 

@@ -25,7 +25,7 @@ SYSTEM = System(
     count_left="SELECT count(*) FROM chancy_jobs WHERE state <> 'succeeded'",
     modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
     versions=("chancy", "psycopg", "uvloop"),
-    most=8_000,
+    most=5_000,
 )
 
 

@@ -24,7 +24,7 @@ SYSTEM = System(
     count_left="SELECT count(*) FROM oban_jobs WHERE state <> 'completed'",
     modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
     versions=("oban", "psycopg", "uvloop"),
-    most=50_000,
+    most=20_000,
 )
 
 

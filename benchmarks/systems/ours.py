@@ -29,7 +29,7 @@ SYSTEM = System(
     count_left="SELECT count(*) FROM pgqueue.job",
     modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
     versions=("pgqueue-relay", "psycopg", "msgspec"),
-    chunk=1_000,
+    most=5_000_000,
 )
 
 APPS = {"async": "tasks", "io": "sleepers"}

@@ -28,7 +28,7 @@ SYSTEM = System(
     count_left="SELECT count(*) FROM pgqueuer",
     modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
     versions=("pgqueuer", "asyncpg", "uvloop"),
-    most=500_000,
+    most=300_000,
 )
 
 

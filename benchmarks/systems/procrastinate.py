@@ -24,7 +24,7 @@ SYSTEM = System(
     count_left="SELECT count(*) FROM procrastinate_jobs WHERE status <> 'succeeded'",
     modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
     versions=("procrastinate", "psycopg", "uvloop"),
-    most=6_000,
+    most=3_000,
 )
 
 

@@ -31,4 +31,5 @@ WORKLOAD = Workload(
     ],
     n=1_600,
     measure=measure,
+    most=20_000,
 )

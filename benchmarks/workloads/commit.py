@@ -81,4 +81,5 @@ WORKLOAD = Workload(
     ],
     n=3,
     measure=measure,
+    most=30,
 )

@@ -84,4 +84,5 @@ WORKLOAD = Workload(
     ],
     n=5_000,
     measure=measure,
+    most=50_000,
 )

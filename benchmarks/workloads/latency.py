@@ -55,5 +55,6 @@ WORKLOAD = Workload(
     ],
     n=200,
     measure=measure,
+    most=2_000,
     mode="latency",
 )

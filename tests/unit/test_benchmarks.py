@@ -10,14 +10,14 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import benchmarks
-from benchmarks import report
+from benchmarks import install, report
 from benchmarks.figures import Absent, Figure, Outcome, quantile, ratios
 from benchmarks.goals import GOALS, judge
-from benchmarks.install import ROOT
 from benchmarks.system import OURS, PEERS, SYSTEMS, Go, Node, Python, system_named
 from benchmarks.work import Worker, Workers
 from benchmarks.workloads import all_workloads
 
+ROOT = install.ROOT
 MODULES = [
     m.name for m in walk_packages(benchmarks.__path__, "benchmarks.") if m.name != "benchmarks.__main__"
 ]
@@ -152,3 +152,13 @@ def test_marks_that_threads_print_out_of_order_are_counted_right() -> None:
     assert workers.count == 100
     assert workers.first_at == 0.5
     assert workers.tenths(100) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(("name", "tool"), [("river", "go"), ("graphile", "npm")])
+def test_a_peer_whose_tools_are_missing_is_reported_by_name(
+    name: str, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "CACHE", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(install.NotInstallable, match=f"{tool} is not here"):
+        install.install(system_named(name))
