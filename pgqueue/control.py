@@ -61,6 +61,14 @@ def queues() -> Statement[list[Queue]]:
     return Statement(_SQL["queues"], {}, lambda rows: [_queue(r) for r in rows])
 
 
+def unheard(name: str) -> Queue:
+    """Return a queue of which nothing is known but its jobs."""
+    return Queue(
+        name=name, paused=False, workers=0, ready=None, delayed=None, in_flight=None, blocked=None,
+        oldest_ready_s=None, capped=None, sampled_s_ago=None, paused_names=(),
+    )  # fmt: skip
+
+
 def unsampled() -> Statement[list[str]]:
     """List the queues that have jobs and no fresh depth sample, because no worker serves them."""
     return Statement(_SQL["unsampled"], {}, column)

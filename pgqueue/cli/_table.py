@@ -53,7 +53,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Align the rows under their head; numbers to the right. On a terminal the last column is cut to fit."""
     texts = [list(head), *([cell(value) for value in row] for row in rows)]
     right = [
-        all(isinstance(row[i], int | float | None) and not isinstance(row[i], bool) for row in rows)
+        any(_is_number(row[i]) for row in rows) and all(row[i] is None or _is_number(row[i]) for row in rows)
         for i in range(len(head))
     ]
     widths = [max(_width(row[i]) for row in texts) for i in range(len(head))]
@@ -101,6 +101,10 @@ def print_json(value: Any) -> None:
 
 def _plain(value: Any) -> Any:
     return str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _width(text: str) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import click
+import psycopg
 
 from pgqueue import control, pressure
 from pgqueue.cli import Command, dsn_option
@@ -14,6 +16,7 @@ from pgqueue.cli._app import Duration
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import clean, print_json, print_table
 from pgqueue.connection import execute
+from pgqueue.depth import depth
 from pgqueue.errors import BadOption, UnknownJob
 from pgqueue.statement import Statement
 
@@ -33,9 +36,9 @@ def command() -> None:
 @dsn_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def list_(dsn: str | None, *, as_json: bool) -> None:
-    """List the queues with their sampled depth and workers."""
+    """List the queues with their depth (counted now where no worker samples it) and workers."""
     with opened(dsn) as conn:
-        found = execute(conn, control.queues())
+        found = _queues(conn)
     if as_json:
         print_json(found)
         return
@@ -50,6 +53,19 @@ def list_(dsn: str | None, *, as_json: bool) -> None:
         ],
         empty="no queues yet: enqueue a job, start a worker, or run pgqueue sync APP",
     )  # fmt: skip
+
+
+def _queues(conn: psycopg.Connection[Any]) -> list[control.Queue]:
+    found = {queue.name: queue for queue in execute(conn, control.queues())}
+    if stale := execute(conn, control.unsampled()):
+        for d in execute(conn, depth()):
+            if d.queue in stale:
+                found[d.queue] = replace(
+                    found.get(d.queue) or control.unheard(d.queue), ready=d.ready, delayed=d.delayed,
+                    in_flight=d.in_flight, blocked=d.blocked, oldest_ready_s=d.oldest_ready_s, capped=False,
+                    sampled_s_ago=0.0,
+                )  # fmt: skip
+    return [found[name] for name in sorted(found)]
 
 
 def _options(function: Any) -> Any:

@@ -63,6 +63,15 @@ def test_depth_counts_where_nobody_samples_and_reads_the_sample_else(run: Run, c
     assert (row["queue"], row["ready"], row["delayed"], row["capped"]) == ("default", 3, 1, False)
 
 
+def test_a_queue_that_only_has_jobs_is_listed_too(run: Run, conn: Connection) -> None:
+    enqueue(conn, 2, queue="stray")
+    conn.commit()
+    (row,) = json.loads(run("queue", "list", "--json").stdout)
+    assert (row["name"], row["ready"], row["workers"], row["paused"]) == ("stray", 2, 0, False)
+    run("queue", "pause", "stray")
+    assert table(run("queue", "list"))[0][:7] == ["stray", "yes", "0", "0", "0", "0", "2"]
+
+
 def test_a_paused_queue_is_left_alone_until_it_is_resumed(run: Run, conn: Connection, fleet: Fleet) -> None:
     assert run("queue", "pause", "default").stderr == "warning: nothing else is known of a queue 'default'\n"
     fleet.start()
