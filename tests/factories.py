@@ -74,6 +74,17 @@ def scope(
     return Scope(queues=[q for q, _ in levels], priorities=[p for _, p in levels], names=list(names))
 
 
+def claimed(job_id: int = 1, **fields: Any) -> Claimed:
+    """Make a claimed row for tests that need no database; `extra` may be given as a dict."""
+    extra = fields.pop("extra", None)
+    plain: dict[str, Any] = {
+        "level": 1, "pos": job_id, "id": job_id, "lease": 7, "name": NAME, "key": None, "attempt": 1,
+        "enqueued_at": "2026-01-01 00:00:00+00", "extra": json.dumps(extra) if extra is not None else None,
+        "payload": "null",
+    }  # fmt: skip
+    return Claimed(**(plain | fields))
+
+
 def ids(jobs: Iterable[Claimed]) -> list[int]:
     """Return the ids of claimed jobs, in the order they were claimed."""
     return [job.id for job in jobs]
