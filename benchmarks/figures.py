@@ -20,7 +20,6 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     values: list[float]
     more_is_better: bool = True
     jobs: int = 0
-    note: str = ""
 
     @property
     def median(self) -> float:
