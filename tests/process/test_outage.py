@@ -11,12 +11,14 @@ from pathlib import Path
 import psycopg
 import psycopg.sql
 import pytest
+from click.testing import CliRunner
 
+from pgqueue.cli._worker import command
 from pgqueue.embedded import Embedded, EmbeddedUnavailable
 from pgqueue.migrate import upgrade
 from tests.process.apps import every
 from tests.process.apps.every import Work
-from tests.process.apps.fleet import Fleet, Process
+from tests.process.apps.fleet import EVERY, Fleet, Process
 from tests.process.apps.proxy import Proxy
 from tests.server import FAST, Connection, Server
 from tests.waiting import eventually
@@ -216,28 +218,33 @@ def test_workers_wait_for_a_database_that_is_away_and_tell_the_health_check(
 @pytest.mark.parametrize(
     ("app", "options", "says"),
     [
-        ("tests.process.apps.every:app", ["--dsn=host=/nowhere"], "cannot reach Postgres at"),
+        (EVERY, [], "cannot reach Postgres at"),
         ("tests.process.apps.nothing:app", [], "cannot load tests.process.apps.nothing:app"),
         ("tests.process.apps.every:nothing", [], "cannot load tests.process.apps.every:nothing"),
         ("tests.process.apps.every:AT_ONCE", [], "not a pgqueue.App"),
         ("tests.process.apps.every", [], "is not module:name"),
         ("tests.process.apps.empty:app", [], "the app has no jobs"),
-        ("tests.process.apps.every:app", ["--queues=a,a"], "names one twice"),
-        ("tests.process.apps.every:app", ["--queues=a=x"], "should read NAME or NAME=SLOTS"),
-        ("tests.process.apps.every:app", ["--queues= "], "name at least one"),
-        ("tests.process.apps.every:app", ["--queues=a=8"], "leave none of 8"),
-        ("tests.process.apps.every:app", ["--concurrency=0"], "concurrency: 0 is not between"),
-        ("tests.process.apps.every:app", ["--visibility=1ms"], "visibility: 0.001 s is not between"),
+        (EVERY, ["--queues=a,a"], "names one twice"),
+        (EVERY, ["--queues=a=x"], "should read NAME or NAME=SLOTS"),
+        (EVERY, ["--queues= "], "name at least one"),
+        (EVERY, ["--queues=a=8"], "leave none of 8"),
+        (EVERY, ["--concurrency=0"], "concurrency: 0 is not between"),
+        (EVERY, ["--visibility=1ms"], "visibility: 0.001 s is not between"),
     ],
 )
-def test_an_operator_s_mistake_is_one_line_and_status_1(
-    fleet: Fleet, app: str, options: list[str], says: str
-) -> None:
-    worker = fleet.launch(*options, app=app)
-    assert worker.wait() == 1
-    (line,) = worker.log.splitlines()
+def test_an_operator_s_mistake_is_one_line_and_status_1(app: str, options: list[str], says: str) -> None:
+    result = CliRunner().invoke(command, [app, *options], env={"PGQUEUE_DSN": "host=/nowhere"})
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
     assert line.startswith("error: ")
     assert says in line
+
+
+def test_the_same_from_a_shell(tmp_path: Path) -> None:
+    worker = Fleet("host=/nowhere", tmp_path).launch()
+    assert worker.wait() == 1
+    assert worker.log.startswith("error: cannot reach Postgres at host=/nowhere")
+    assert len(worker.log.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

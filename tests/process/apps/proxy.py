@@ -62,19 +62,26 @@ class Proxy:
             thread.start()
 
     def _serve(self, client: socket.socket) -> None:
+        asked, marked = b"", False  # what the client has said since the server's last answer
         with client, self._connect() as server, suppress(OSError):
             while not self._closing:
                 for ready in select.select([client, server], [], [], 0.1)[0]:
                     data = ready.recv(1 << 20)
                     if not data:
                         return
-                    if ready is client and self._is_marked(data):
-                        if self._delivered:
-                            server.sendall(data)
-                            server.recv(1 << 20)  # the answer: the commit has happened
+                    if ready is client:
+                        asked += data
+                        marked = marked or self._is_marked(asked)
+                        if marked and not self._delivered:
+                            self.cuts.set()
+                            return
+                        server.sendall(data)
+                    elif marked:  # the answer: the commit has happened
                         self.cuts.set()
                         return
-                    (server if ready is client else client).sendall(data)
+                    else:
+                        asked = b""
+                        client.sendall(data)
 
     def _is_marked(self, data: bytes) -> bool:
         with self._lock:
