@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pgqueue.job import Buried, Claimed, Dropped, Job, Outcome, Released, Retried, Snoozed
+from pgqueue.job import Buried, Claim, Claimed, Dropped, Job, Outcome, Released, Retried, Snoozed
 from pgqueue.loop import Wake
 from pgqueue.shelf import LaneHold
 
@@ -47,6 +47,9 @@ class Hand:
         #: Lanes in hand, by (queue, key, position): a key with a limit has several slots.
         self.lanes: dict[tuple[str, str, int], LaneHold] = {}
         self.running: dict[int, Running] = {}
+        #: Attempts given up whose handler has not returned: each still holds a slot. A later attempt of the same
+        #: job may run beside one, so the lease tells them apart.
+        self.given_up: set[Claim] = set()
         self.done: deque[Claimed] = deque()
         self.ended: deque[Ended] = deque()
         self.lanes_over: deque[LaneHold] = deque()
@@ -69,6 +72,25 @@ class Hand:
         if claimed.id in self.cancelled and isinstance(outcome, Retried | Snoozed | Released | Buried):
             outcome = Dropped()
         self.ended.append(Ended(claimed, outcome, seconds))
+
+    def own(self, claimed: Claimed) -> bool:
+        """Take an attempt out of `running` when its handler has returned; False if it was given up before."""
+        if self.given_up and Claim(claimed.id, claimed.lease) in self.given_up:
+            self.given_up.discard(Claim(claimed.id, claimed.lease))
+            return False
+        if self.running.pop(claimed.id, None) is None:
+            self.given_up.discard(Claim(claimed.id, claimed.lease))
+            return False
+        return True
+
+    def give_up(self, claimed: Claimed) -> bool:
+        """Take an attempt out of `running` while its handler goes on; False if the handler was quicker."""
+        claim = Claim(claimed.id, claimed.lease)
+        self.given_up.add(claim)  # first: the slot must see it, or find the attempt gone
+        if self.running.pop(claimed.id, None) is None:
+            self.given_up.discard(claim)
+            return False
+        return True
 
     def drop(self, claimed: Claimed) -> Outcome:
         """Report that a job was cancelled before its handler started."""

@@ -63,7 +63,7 @@ class Monitor:
     def _give_up(self, running: Running) -> None:
         """Decide the outcome in the handler's place: whoever removes the attempt from `running` decides."""
         claimed = running.claimed
-        if self._hand.running.pop(claimed.id, None) is None:
+        if not self._hand.give_up(claimed):
             return
         if running.job is not None:
             running.job.ask_to_stop()

@@ -57,7 +57,7 @@ class Quota:
 
     def free(self) -> int:
         """Return how many more jobs of any queue this process may hold."""
-        return self._general + self.prefetch() - self._held_generally()
+        return self._general - len(self._hand.given_up) + self.prefetch() - self._held_generally()
 
     def claims(self) -> list[tuple[tuple[str, ...], int]]:
         """Return the claims to make now: queues in order, and how many jobs."""

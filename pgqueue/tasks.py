@@ -176,7 +176,7 @@ class TaskSlots:
         self._struck.discard(at)
         while task.cancelling():
             task.uncancel()
-        if hand.running.pop(claimed.id, None) is None:
+        if not hand.own(claimed):
             return None
         if outcome is DONE and not self._report_all:
             hand.busy_s += time.monotonic() - started

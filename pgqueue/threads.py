@@ -138,7 +138,7 @@ class ThreadSlots:
             claimed, job, started, runner.limit if plain else runner.timeout(claimed)
         )
         outcome = runner.call(claimed, job)
-        if hand.running.pop(claimed.id, None) is None:
+        if not hand.own(claimed):
             return None
         if outcome is DONE and not self._report_all:
             hand.busy_s += time.monotonic() - started

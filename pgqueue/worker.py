@@ -199,12 +199,14 @@ class Worker:
         return self._engine.stopped.wait(timeout)
 
     def stalled(self) -> str | None:
-        """Return which loop makes no progress, None while all is well: a database that is away is a stall."""
+        """Return what makes no progress, None while all is well: a database that is away is a stall."""
         now = time.monotonic()
         patience = max(2 * self.settings.sweep, min(PATIENCE, max(3.0, self.settings.visibility)))
         for name, alive_at in (("claim", self._engine.alive_at), ("heartbeat", self._pulse.alive_at)):
             if now - alive_at > patience and not self._engine.stopped.is_set():
                 return f"{name}: no progress for {now - alive_at:.0f} s"
+        if len(self._hand.given_up) >= self.settings.concurrency:
+            return "slots: each one holds a handler that ran over its time"
         return None
 
     @property

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pgqueue import App
+from pgqueue import App, Job
 from pgqueue.config import WorkerSettings
-from pgqueue.events import Bus, Event
+from pgqueue.events import Bus, Event, JobsReleased, LeasesLost
 from pgqueue.worker import Worker
 from tests.process.apps import every
 from tests.process.apps.effects import EFFECTS, Effects
@@ -350,3 +350,59 @@ def test_twenty_restarts_do_not_cost_a_healthy_job_an_attempt(
     row = conn.execute("SELECT attempt, lost, lease FROM pgqueue.job").fetchone()
     assert row == (0, 0, 0)
     assert {e.attempt for e in effects.all("start")} == {1}
+
+
+def test_a_slot_whose_handler_hangs_claims_nothing_until_it_returns(
+    conn: Connection, start: Start, effects: Effects, events: list[Event], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    every.short.enqueue(conn, Work(n=1, gate=str(gate)))
+    conn.commit()
+    worker = start(concurrency=1)
+    eventually(lambda: dead(conn))
+    every.work.enqueue(conn, Work(n=2))
+    conn.commit()
+    assert eventually(worker.stalled) == "slots: each one holds a handler that ran over its time"
+    other = App()
+    other.job("bare")(every.bare.handler)
+    every.bare.enqueue(conn)
+    conn.commit()
+    start(other)  # somebody else makes progress, and this one leaves the rest alone
+    effects.wait("end")
+    assert worker.in_flight == 0
+    assert not [e for e in events if isinstance(e, JobsReleased)]
+    gate.touch()
+    eventually(lambda: none_left(conn))
+    assert worker.stalled() is None
+
+
+def test_an_attempt_that_was_given_up_does_not_end_the_next_one(
+    conn: Connection, start: Start, effects: Effects, events: list[Event], tmp_path: Path
+) -> None:
+    app = App()
+    gate, over = tmp_path / "gate", threading.Event()
+    attempts: list[int] = []
+
+    @app.job("hangs", timeout=0.5, backoff=every.AT_ONCE)
+    def hangs(job: Job) -> None:
+        attempts.append(job.attempt)
+        if job.attempt == 1:
+            eventually(gate.exists)
+            attempts.append(-1)
+        else:
+            over.wait(10)
+
+    hangs.using(timeout=60).enqueue(conn)
+    conn.execute("UPDATE pgqueue.job SET timeout_s = 0.5")
+    conn.commit()
+    start(app, concurrency=2)
+    eventually(lambda: attempts == [1])
+    conn.execute("UPDATE pgqueue.job SET timeout_s = 60")  # for the second attempt
+    conn.commit()
+    eventually(lambda: attempts == [1, 2])
+    gate.touch()
+    eventually(lambda: attempts == [1, 2, -1])
+    over.set()
+    eventually(lambda: none_left(conn))
+    assert attempts == [1, 2, -1]
+    assert not [e for e in events if isinstance(e, LeasesLost)]
