@@ -66,7 +66,7 @@ def _settings(rows: Sequence[Row]) -> Findings:
     version, shown, commit, fsync, pages, _, _ = rows[0]
     if version < 150_000:
         yield _problem("settings", f"PostgreSQL {shown} is older than 15", "upgrade the server")
-    if commit in ("off", "local"):
+    if commit == "off":
         yield _problem(
             "settings",
             f"synchronous_commit is {commit} for this role: a crash of the server can lose jobs that were committed",
