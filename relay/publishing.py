@@ -1,6 +1,6 @@
-"""The publishing loop: write down the last batch, read the next, give it to the sink.
+"""The publishing loop: write down the last batch, read the next, give it to the sinks.
 
-No transaction is open while the sink works. A lost connection is opened again, with everything that was
+No transaction is open while a sink works. A lost connection is opened again, with everything that was
 confirmed still to be marked; partitions change hands only between two batches.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from threading import Event as Flag
 from typing import Final
@@ -22,11 +23,11 @@ from relay import events as told
 from relay import partitions, publish
 from relay.config import RelayConfig
 from relay.cycle import Connection, Ledger, connect, cycle, write
-from relay.event import Unavailable
+from relay.event import Event, Unavailable
 from relay.floors import Batch, Floors
 from relay.publish import Failed
-from relay.send import Sent, no_answer, send
-from relay.sinks import Sink
+from relay.send import Sent, no_answer
+from relay.targets import Target, Targets
 
 LOOP: Final = "publish"
 LOOK_FROM_ZERO_S: Final = 60.0
@@ -35,6 +36,8 @@ SMALL_BATCH: Final = 10
 CALL_AGAIN_S: Final = 1.0
 LONGEST_RETRY_AFTER_S: Final = 300.0
 LATE_REMEMBERED: Final = 10_000
+#: So many aggregates may wait for a sink that is away while others go on; then all wait, and memory stays flat.
+MOST_HELD: Final = 10_000
 #: Tries to mark what is confirmed when the database is away at the end; what is not marked is published
 #: again.
 FAREWELLS: Final = 3
@@ -43,11 +46,13 @@ FAREWELLS: Final = 3
 class Publishing:
     """One loop on one connection; `progress` is the monotonic time of its last step."""
 
-    def __init__(self, config: RelayConfig, me: UUID, sink: Sink, bus: Bus, wake: Wake, stop: Flag) -> None:
+    def __init__(
+        self, config: RelayConfig, me: UUID, targets: Targets, bus: Bus, wake: Wake, stop: Flag
+    ) -> None:
         self.config = config
         self.progress = time.monotonic()
         self._me = me
-        self._sink = sink
+        self._targets = targets
         self._bus = bus
         self._wake = wake
         self._stop = stop
@@ -57,7 +62,6 @@ class Publishing:
         self._lateness: dict[int, int] = {}
         self._poll = IdlePoll(config.longest_poll)
         self._database = Trouble()
-        self._broker = Trouble()
         self._quiet_until = 0.0
         self._rebalance_at = 0.0
         self._zero_at = 0.0
@@ -137,37 +141,66 @@ class Publishing:
         todo = [event for event in batch.events if event.id not in self._ledger.stuck]
         now, rest = todo[: 2 * config.batch], todo[2 * config.batch :]
         began = time.monotonic()
-        sent = send(self._sink, now, deadline=began + config.send_timeout)
+        outcome = self._targets.send(now, deadline=began + config.send_timeout)
         seconds = time.monotonic() - began
-        if not self._sink.marks:
-            self._ledger.confirmed.update(sent.confirmed)
-        self._floors.settle([*sent.unconfirmed, *rest])
-        if sent.confirmed:
+        unconfirmed: list[Event] = []
+        count = 0
+        self._reasons = {}
+        for target, sent in outcome.items():
+            if not target.sink.marks:
+                self._ledger.confirmed.update(sent.confirmed)
+            self._ledger.rejected.update(sent.rejected)
+            self._reasons |= sent.rejected
+            unconfirmed += sent.unconfirmed
+            count += len(sent.confirmed)
+        self._floors.settle([*unconfirmed, *rest])
+        if count:
             age = (batch.at - now[0].created_at).total_seconds() + seconds
-            self._bus.emit(told.EventsPublished(count=len(sent.confirmed), seconds=seconds, oldest_s=age))
-        if sent.down is None and sent.unanswered and not sent.answered:
-            sent.down, sent.retry_after = no_answer(sent.unanswered)
-        self._ledger.rejected.update(sent.rejected)
-        self._reasons = dict(sent.rejected)
-        if sent.down is not None:
-            self._sink_is_down(conn, sent)
-            return
-        if sent.answered and (seconds_down := self._broker.over()) is not None:
-            self._bus.emit(told.SinkBack(sink=self._sink.name, seconds=seconds_down))
-        self._defer(sent)
-        if len(todo) < SMALL_BATCH and config.pause:
+            self._bus.emit(told.EventsPublished(count=count, seconds=seconds, oldest_s=age))
+        for target, sent in outcome.items():
+            self._note(target, sent)
+        self._wait_for_sinks(conn, unconfirmed)
+        if len(todo) < SMALL_BATCH and config.pause and not self._quiet_until:
             self._stop.wait(config.pause)
 
-    def _sink_is_down(self, conn: Connection, sent: Sent) -> None:
-        """Write down what is known, drop the connection to the broker, wait; no attempt is spent."""
-        self._write(conn)
-        self._sink.close()
-        asked = min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER_S)
-        delay = max(self._broker.failed(), asked)
-        self._quiet_until = time.monotonic() + delay
-        self._bus.emit(
-            told.SinkDown(sink=self._sink.name, problem=sent.down or "", retry_in=delay, fault=sent.fault)
-        )
+    def _note(self, target: Target, sent: Sent) -> None:
+        """Note whether a sink is away, and which of its events got no answer."""
+        if sent.down is None and sent.unanswered and not sent.answered:
+            sent.down, sent.retry_after = no_answer(sent.unanswered)
+        if sent.down is not None:
+            target.sink.close()
+            delay = target.down(sent.down, min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER_S))
+            self._bus.emit(
+                told.SinkDown(sink=target.sink.name, problem=sent.down, retry_in=delay, fault=sent.fault)
+            )
+            return
+        if sent.answered and (seconds_down := target.trouble.over()) is not None:
+            self._bus.emit(told.SinkBack(sink=target.sink.name, seconds=seconds_down))
+        self._defer(sent)
+
+    def _wait_for_sinks(self, conn: Connection, unconfirmed: Sequence[Event]) -> None:
+        """While every sink is away, write down what is known and wait; while some are, hold what is theirs.
+
+        Neither spends an attempt. An aggregate is held by its first unconfirmed event.
+        """
+        now = time.monotonic()
+        self._quiet_until = 0.0
+        if self._targets.all_quiet(now):
+            self._quiet_until = self._targets.next_try(now)
+        elif any(target.quiet(now) for target in self._targets.all):
+            heads: dict[str, Event] = {}
+            for event in sorted(unconfirmed, key=lambda event: event.id):
+                heads.setdefault(event.key, event)
+            away = [(e, t) for e in heads.values() if (t := self._targets.of(e)).quiet(now)]
+            if self._floors.waiting + len(away) > MOST_HELD:
+                self._quiet_until = self._targets.next_try(now)
+            else:
+                self._ledger.late |= {
+                    event.id: (f"{target.sink.name} is away: {target.problem}", target.hold())
+                    for event, target in away
+                }
+        if self._quiet_until:
+            self._write(conn)
 
     def _defer(self, sent: Sent) -> None:
         """Let an aggregate wait whose event got no answer while others got theirs: the sink is not away."""

@@ -83,13 +83,13 @@ class Report:
             _log.warning("%d aggregates wait, no answer: %s", len(event.event_ids), event.reason)
 
     def _down(self, event: SinkDown) -> None:
-        if self._due(f"sink {event.problem}" if event.fault else "sink"):
+        if self._due(f"sink {event.problem}" if event.fault else f"sink {event.sink}"):
             _log.warning("sink %s is away: %s; trying again", event.sink, event.problem)
             if event.fault:
                 _log.error("%s", event.fault)
 
     def _back(self, event: SinkBack) -> None:
-        self._said.pop("sink", None)
+        self._said.pop(f"sink {event.sink}", None)
         _log.info("sink %s is back after %.1f s", event.sink, event.seconds)
 
     def _sampled(self, event: OutboxSampled) -> None:

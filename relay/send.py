@@ -44,7 +44,7 @@ def send(sink: Sink, events: Sequence[Event], *, deadline: float) -> Sent:
     """
     sent = Sent()
     if sink.ordered:
-        _wave(sink, events, sent)
+        wave(sink, events, sent)
         return sent
     chains: dict[str, list[Event]] = {}
     for event in events:
@@ -55,8 +55,8 @@ def send(sink: Sink, events: Sequence[Event], *, deadline: float) -> Sent:
             for chain in chains.values():
                 sent.unconfirmed.extend(chain[place:])
             break
-        wave = [chain[place] for chain in chains.values()]
-        receipts = _wave(sink, wave, sent)
+        heads = [chain[place] for chain in chains.values()]
+        receipts = wave(sink, heads, sent)
         place += 1
         going: dict[str, list[Event]] = {}
         for (key, chain), receipt in zip(chains.items(), receipts, strict=True):
@@ -68,7 +68,8 @@ def send(sink: Sink, events: Sequence[Event], *, deadline: float) -> Sent:
     return sent
 
 
-def _wave(sink: Sink, events: Sequence[Event], sent: Sent) -> Sequence[Receipt]:
+def wave(sink: Sink, events: Sequence[Event], sent: Sent) -> Sequence[Receipt]:
+    """Give events to a sink in one call and note the answers in `sent`; return one receipt for each."""
     try:
         receipts = sink.publish(events)
     except SinkUnavailable as error:

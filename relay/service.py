@@ -17,7 +17,9 @@ from pgqueue.loop import Wake
 from relay.config import RelayConfig
 from relay.events import RelayStarted
 from relay.publishing import Publishing
+from relay.routes import DEFAULT, Routes
 from relay.sinks import Sink
+from relay.targets import Targets
 from relay.upkeep import Upkeep
 
 CONNECTIONS = 2
@@ -26,18 +28,18 @@ UPKEEP_PATIENCE_S = 30.0
 
 
 class Relay:
-    """Publishes the outbox of one database to one sink. `id` is new with every start."""
+    """Publishes the outbox of one database to one sink, or to several by event type. `id` is new with every start."""
 
-    def __init__(self, config: RelayConfig, sink: Sink, bus: Bus | None = None) -> None:
+    def __init__(self, config: RelayConfig, sink: Sink | Routes[Sink], bus: Bus | None = None) -> None:
         self.config = config
         self.id: UUID = uuid4()
-        self._sink = sink
+        self._targets = Targets(sink if isinstance(sink, Routes) else Routes({DEFAULT: sink}))
         self._bus = bus or Bus()
         wake = Wake()
         self._wake = wake
         self._stop_publishing = threading.Event()
         self._stop_upkeep = threading.Event()
-        self._publishing = Publishing(config, self.id, sink, self._bus, wake, self._stop_publishing)
+        self._publishing = Publishing(config, self.id, self._targets, self._bus, wake, self._stop_publishing)
         self._upkeep = Upkeep(config, self.id, self._bus, wake, self._stop_upkeep, self._progresses)
         self._threads = (
             threading.Thread(target=self._publishing.run, name="relay-publish", daemon=True),
@@ -50,7 +52,7 @@ class Relay:
         self._bus.emit(
             RelayStarted(
                 relay=config.name,
-                sink=self._sink.name,
+                sink=self._targets.name,
                 batch=config.batch,
                 lease_s=config.lease,
                 connections=CONNECTIONS,
@@ -70,7 +72,7 @@ class Relay:
             return False
         self._stop_upkeep.set()
         upkeep.join(max(1.0, until - time.monotonic()))
-        self._sink.close()
+        self._targets.close()
         return not upkeep.is_alive()
 
     def stalled(self) -> str | None:

@@ -27,6 +27,7 @@ from pgqueue.schema_version import require_schema
 from relay import config
 from relay.publish import RejectionPolicy
 from relay.report import Report
+from relay.routes import Routes, routes
 from relay.service import Relay
 from relay.sinks import SinkContext, open_sink
 
@@ -54,15 +55,35 @@ class Duration(click.ParamType[timedelta]):
 @option(
     "--sink",
     env="OUTBOX_SINK",
-    required=True,
     metavar="URL",
     help="Where events go: stdout:, https://.., queue: ..",
+)
+@option(
+    "--route",
+    env="OUTBOX_ROUTE",
+    multiple=True,
+    metavar="PATTERN=URL",
+    help="Where events of a type (order.placed) or prefix (order.*) go instead; repeatable.",
+)
+@option(
+    "--routes",
+    env="OUTBOX_ROUTES",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help='The same in a TOML file: table [routes], "PATTERN" = "URL".',
 )
 @option(
     "--source",
     env="OUTBOX_SOURCE",
     metavar="TEXT",
     help="CloudEvents source; keep it stable.  [default: /outbox/DATABASE]",
+)
+@option(
+    "--source-epoch",
+    env="OUTBOX_SOURCE_EPOCH",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Raise it after a restore: N > 0 is added to the source as /N.",
 )
 @option(
     "--name",
@@ -185,8 +206,10 @@ class Duration(click.ParamType[timedelta]):
     show_default=True,
     help="What is logged, to stderr.",
 )
-def command(dsn: str | None, sink: str, app: str | None, **options: Any) -> None:
+def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) -> None:
     """Run the service until SIGTERM or SIGINT; a second signal ends it at once."""
+    if sink is None and not options["route"] and options["routes"] is None:
+        raise click.UsageError("Missing option '--sink'.")
     logging.basicConfig(
         level=options["log_level"].upper(),
         stream=sys.stderr,
@@ -198,27 +221,26 @@ def command(dsn: str | None, sink: str, app: str | None, **options: Any) -> None
             err=True,
         )
     subscribers = _app(app).subscribers if app else None
+    table = routes(sink, options["route"], options["routes"])
     with ExitStack() as stack:
         url = stack.enter_context(database(dsn))
         with connect(url) as conn:
             require_schema(conn)
             dbname = conn.info.dbname
         settings = _settings(url, dbname, options)
-        target = open_sink(
-            sink,
-            SinkContext(
-                source=settings.source,
-                send_timeout=settings.send_timeout,
-                dsn=url,
-                parallel=options["parallel"],
-                keep=settings.keep,
-                subscribers=subscribers,
-                secrets=options["webhook_secret"],
-            ),
+        context = SinkContext(
+            source=settings.source,
+            send_timeout=settings.send_timeout,
+            dsn=url,
+            parallel=options["parallel"],
+            keep=settings.keep,
+            subscribers=subscribers,
+            secrets=options["webhook_secret"],
         )
+        sinks = {to: open_sink(to, context) for to in dict.fromkeys(table.table.values())}
         bus = Bus()
         Report(bus)
-        relay = Relay(settings, target, bus)
+        relay = Relay(settings, Routes({pattern: sinks[to] for pattern, to in table.table.items()}), bus)
         told = _stop_on_signals()
         if options["health_port"] is not None:
             server = serve(options["health_host"], options["health_port"], relay.stalled)
@@ -246,7 +268,7 @@ def _settings(url: str, dbname: str, options: dict[str, Any]) -> config.RelayCon
     return config.RelayConfig(
         dsn=url,
         name=options["name"] or f"outbox-relay@{socket.gethostname()}",
-        source=options["source"] or f"/outbox/{dbname}",
+        source=_source(options["source"] or f"/outbox/{dbname}", options["source_epoch"]),
         batch=options["batch"],
         lease=options["lease"].total_seconds(),
         pause=options["wait"] / 1000,
@@ -256,6 +278,11 @@ def _settings(url: str, dbname: str, options: dict[str, Any]) -> config.RelayCon
         sample_every=options["sample"].total_seconds(),
         rejection=policy,
     )
+
+
+def _source(name: str, epoch: int) -> str:
+    """Return the CloudEvents source: with another epoch the ids of a restored outbox are no repetitions."""
+    return f"{name.rstrip('/')}/{epoch}" if epoch else name
 
 
 def _app(path: str) -> Any:

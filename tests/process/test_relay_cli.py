@@ -138,6 +138,27 @@ def test_every_option_has_an_environment_variable(start: Starter, writer: Connec
         assert (tmp_path / "alive").exists()
 
 
+def test_routes_send_each_type_to_its_own_sink_under_a_source_of_the_epoch(
+    start: Starter, writer: Connection, tmp_path: Path
+) -> None:
+    file = tmp_path / "routes.toml"
+    with Receiver() as one, Receiver() as other:
+        file.write_text(f'[routes]\n"order.*" = "{one.url}"\n')
+        relay = start(
+            *("--sink", "stdout:", "--route", f"order.paid={other.url}", "--routes", str(file)),
+            *("--source", "/outbox/shop", "--source-epoch", "2"),
+        )
+        with writer.transaction():
+            for kind in ("order.placed", "order.paid", "customer.added"):
+                outbox.add(writer, kind, {}, aggregate_id="a")
+        eventually(lambda: published(writer) == 3)
+        assert [d.headers["ce-type"] for d in one.kept] == ["order.placed"]
+        assert [d.headers["ce-type"] for d in other.kept] == ["order.paid"]
+        assert one.kept[0].headers["ce-source"] == "/outbox/shop/2"
+        assert relay.stdout is not None
+        assert json.loads(relay.stdout.readline())["type"] == "customer.added"
+
+
 def test_killed_between_publish_and_mark_the_event_comes_again_with_the_same_key(
     start: Starter, writer: Connection
 ) -> None:
@@ -284,6 +305,9 @@ def test_the_queue_sink_enqueues_for_the_subscribers_of_an_app(
     ("args", "said"),
     [
         (["--sink", "foo:"], "no sink for 'foo'"),
+        (["--sink", "stdout:", "--route", "a=foo:"], "no sink for 'foo'"),
+        (["--route", "a=stdout:"], "no default"),
+        (["--sink", "stdout:", "--routes", "/nowhere.toml"], "cannot read /nowhere.toml"),
         (["--sink", "queue:"], "needs the app"),
         (["nowhere", "--sink", "queue:"], "module:name"),
         (["nowhere.at:all", "--sink", "queue:"], "cannot load the app nowhere.at:all"),
