@@ -14,7 +14,7 @@ FLOORS = {
     2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare "
     "promote prune turn cancel control jobs doctor",
     3: "app run loop tick worker maintenance engine sweep intake round writeoff hand quota threads tasks processes "
-    "pulse monitor transact report health",
+    "pulse monitor transact retries report",
     4: "cli health report testing metrics tracing dashboard embedded migrate migration",
 }
 FLOOR = {f"pgqueue.{name}": floor for floor, names in FLOORS.items() for name in names.split()} | {
