@@ -22,6 +22,7 @@ CREATE TABLE pgqueue.job_type (
   rate_per_s   double precision CHECK (rate_per_s > 0),
   paused       boolean NOT NULL DEFAULT false,
   sheddable    boolean NOT NULL DEFAULT false,
+  keep_s       double precision CHECK (keep_s > 0),
   declared_at  timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE pgqueue.job_type IS 'Policy by job name; NULL = the built-in default. Written by workers at start and by pgqueue sync.';
@@ -496,7 +497,8 @@ BEGIN
     CONTINUE WHEN ks IS NULL;
     LOOP
       WITH p AS MATERIALIZED (
-        SELECT 1 FROM pgqueue.lane l WHERE l.queue = queues[i] AND l.key = ANY (ks) AND l.slot = 0 ORDER BY l.key FOR KEY SHARE)
+        SELECT 1 FROM unnest(ks) t(k) -- in order, one look-up each: before 17, = ANY with an ORDER BY reads all lanes of the queue
+        CROSS JOIN LATERAL (SELECT FROM pgqueue.lane l WHERE l.queue = queues[i] AND l.key = t.k AND l.slot = 0 FOR KEY SHARE) l)
       SELECT count(*) INTO have FROM p;
       EXIT WHEN have = cardinality(ks);
       INSERT INTO pgqueue.lane (queue, key, slot, priority, head_name)
@@ -711,7 +713,10 @@ CREATE FUNCTION pgqueue.discard(ids bigint[]) RETURNS SETOF bigint LANGUAGE sql 
   WITH page AS MATERIALIZED (
     SELECT d.id FROM pgqueue.dead_job d WHERE d.id = ANY (discard.ids) ORDER BY d.id FOR UPDATE SKIP LOCKED),
   gone AS (
-    DELETE FROM pgqueue.dead_job d USING page WHERE d.id = page.id RETURNING d.id, d.queue, d.name),
+    DELETE FROM pgqueue.dead_job d USING page WHERE d.id = page.id RETURNING d.id, d.queue, d.name, d.headers),
+  members AS (
+    INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
+    SELECT m.batch, 'gone', count(*) FROM (SELECT pgqueue.batch_of(g.headers) AS batch FROM gone g WHERE g.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
   counted AS (
     INSERT INTO pgqueue.tally (queue, name, outcome, n)
     SELECT g.queue, g.name, 'discarded', count(*) FROM gone g GROUP BY g.queue, g.name)
@@ -858,6 +863,270 @@ BEGIN
   END LOOP;
 END $$;
 COMMENT ON FUNCTION pgqueue.fire IS 'Turn due ticks of a schedule into jobs; called by workers.';
+
+-- Long work. Progress and checkpoints of running jobs stand beside the job, never on its hot row.
+CREATE TABLE pgqueue.progress (
+  job_id   bigint PRIMARY KEY,
+  lease    bigint NOT NULL,
+  fraction real CHECK (fraction BETWEEN 0 AND 1),
+  note     text,
+  state    json,
+  at       timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+COMMENT ON COLUMN pgqueue.progress.state IS 'The last checkpoint; the next attempt reads it, also after a replay.';
+
+CREATE FUNCTION pgqueue.checkpoint(job_id bigint, lease bigint, state json) RETURNS boolean LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  -- First the row, then the question, each in a statement of its own: one statement would judge the lease on a snapshot
+  -- older than its lock, and a worker that lost the job could write over the checkpoint of its successor.
+  INSERT INTO pgqueue.progress (job_id, lease) VALUES ($1, $2) ON CONFLICT DO NOTHING;
+  PERFORM FROM pgqueue.progress p WHERE p.job_id = $1 FOR NO KEY UPDATE;
+  IF NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = $1 AND j.lease = $2) THEN
+    RETURN false;
+  END IF;
+  UPDATE pgqueue.progress p SET lease = $2, state = $3, at = clock_timestamp() WHERE p.job_id = $1;
+  RETURN true;
+END $$;
+COMMENT ON FUNCTION pgqueue.checkpoint IS 'Keep the state of a running job for its next attempt; false where the lease is lost. Called by workers.';
+
+-- What follows a job travels in its headers, under "pgqueue": {"then": [steps], "parent": id, "batch": id}. So it moves along
+-- with the job, to the dead letters and back, and goes with it. A step is the arguments of enqueue_many as a JSON object.
+CREATE FUNCTION pgqueue.enqueue_step(step json, parent bigint DEFAULT NULL, batch bigint DEFAULT NULL) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+DECLARE
+  mark json;
+  head json;
+BEGIN
+  SELECT json_object_agg(m.k, m.v) FILTER (WHERE m.v IS NOT NULL) INTO mark
+  FROM (VALUES ('then', step -> 'then'), ('parent', to_json(parent)), ('batch', to_json(batch))) m(k, v);
+  SELECT json_object_agg(h.key, h.value) INTO head
+  FROM (SELECT e.key, e.value FROM json_each(step -> 'headers') e UNION ALL SELECT 'pgqueue', mark WHERE mark IS NOT NULL) h;
+  RETURN QUERY
+    SELECT m.id FROM pgqueue.enqueue_many(
+      name => step ->> 'name', payloads => step -> 'payloads', queue => step ->> 'queue', priority => (step ->> 'priority')::int,
+      run_at => (step ->> 'run_at')::timestamptz, delay => (step ->> 'delay')::double precision * interval '1 s',
+      keys => CASE WHEN json_typeof(step -> 'keys') = 'array' THEN ARRAY(SELECT json_array_elements_text(step -> 'keys')) END,
+      idempotency_keys => CASE WHEN json_typeof(step -> 'idempotency_keys') = 'array' THEN ARRAY(SELECT json_array_elements_text(step -> 'idempotency_keys')) END,
+      max_attempts => (step ->> 'max_attempts')::int, timeout_s => (step ->> 'timeout_s')::real,
+      backoff => CASE WHEN json_typeof(step -> 'backoff') = 'object' THEN step -> 'backoff' END,
+      expires_at => (step ->> 'expires_at')::timestamptz, headers => head, when_full => 'ignore',
+      else_queue => step ->> 'else_queue', else_priority => (step ->> 'else_priority')::int) m;
+END $$;
+COMMENT ON FUNCTION pgqueue.enqueue_step IS 'Enqueue the jobs of a step; a full queue takes them, as the work they belong to has begun.';
+
+CREATE FUNCTION pgqueue.batch_of(headers json) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN b.id ~ '^[0-9]{1,18}$' THEN b.id::bigint END FROM (SELECT pgqueue.json_at(headers, '{pgqueue,batch}') AS id) b
+$$;
+COMMENT ON FUNCTION pgqueue.batch_of IS 'The batch that a job with these headers belongs to; NULL where there is none.';
+
+CREATE TABLE pgqueue.batch (
+  id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  size         int NOT NULL CHECK (size >= 0),
+  done         int NOT NULL DEFAULT 0,
+  gone         int NOT NULL DEFAULT 0,
+  completion   json,
+  job_id       bigint,
+  created_at   timestamptz NOT NULL DEFAULT now(),
+  completed_at timestamptz
+) WITH (fillfactor = 70);
+CREATE INDEX batch_completed ON pgqueue.batch (completed_at) WHERE completed_at IS NOT NULL;
+COMMENT ON COLUMN pgqueue.batch.gone IS 'Members that ended without being done: cancelled or discarded.';
+COMMENT ON COLUMN pgqueue.batch.job_id IS 'The completion job, once it is enqueued.';
+
+CREATE TABLE pgqueue.batch_tally (
+  batch_id bigint NOT NULL,
+  outcome  text COLLATE "C" NOT NULL CHECK (outcome IN ('done', 'gone')),
+  n        int NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+COMMENT ON TABLE pgqueue.batch_tally IS 'Ends of members, appended in the transaction of the end and folded into batch: members never wait for each other.';
+
+CREATE FUNCTION pgqueue.enqueue_batch(steps json, completion json DEFAULT NULL) RETURNS TABLE (batch bigint, job bigint) LANGUAGE plpgsql AS $$
+DECLARE
+  step   json;
+  made   bigint;
+  total  int;
+  follow bigint;
+BEGIN
+  SELECT coalesce(sum(json_array_length(e.value -> 'payloads')), 0) INTO total FROM json_array_elements(steps) e;
+  IF total = 0 AND completion IS NOT NULL THEN
+    SELECT * INTO follow FROM pgqueue.enqueue_step(completion);
+  END IF;
+  INSERT INTO pgqueue.batch AS b (size, completion, job_id, completed_at)
+  VALUES (total, completion, follow, CASE WHEN total = 0 THEN now() END) RETURNING b.id INTO made;
+  RETURN QUERY SELECT made, NULL::bigint;
+  FOR step IN SELECT e.value FROM json_array_elements(steps) e LOOP
+    RETURN QUERY SELECT made, s.* FROM pgqueue.enqueue_step(step, NULL, made) s;
+  END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.enqueue_batch IS 'Enqueue jobs together; completion runs when all of them are done. The first row names the batch, the others its jobs.';
+
+-- Folders take batches in the order of their ids and wait for each other, so whoever folds last sees every member.
+CREATE FUNCTION pgqueue.fold_batches() RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+DECLARE
+  bid    bigint;
+  b      record;
+  follow bigint;
+BEGIN
+  FOR bid IN SELECT DISTINCT t.batch_id FROM pgqueue.batch_tally t ORDER BY t.batch_id LIMIT 1000 LOOP
+    PERFORM FROM pgqueue.batch x WHERE x.id = bid FOR NO KEY UPDATE;
+    WITH d AS (DELETE FROM pgqueue.batch_tally t WHERE t.batch_id = bid RETURNING t.outcome, t.n)
+    UPDATE pgqueue.batch x SET done = x.done + s.done, gone = x.gone + s.gone
+    FROM (SELECT coalesce(sum(d.n) FILTER (WHERE d.outcome = 'done'), 0) AS done, coalesce(sum(d.n) FILTER (WHERE d.outcome = 'gone'), 0) AS gone FROM d) s
+    WHERE x.id = bid RETURNING x.* INTO b;
+    CONTINUE WHEN NOT FOUND OR b.completed_at IS NOT NULL OR b.done + b.gone < b.size;
+    follow := NULL;
+    IF b.completion IS NOT NULL THEN
+      SELECT * INTO follow FROM pgqueue.enqueue_step(b.completion, NULL, NULL);
+    END IF;
+    UPDATE pgqueue.batch x SET completed_at = clock_timestamp(), job_id = follow WHERE x.id = bid;
+    RETURN NEXT bid;
+  END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.fold_batches IS 'Count the members that ended and enqueue the completion jobs of whole batches; returns these. Called by workers.';
+
+-- History. Each type keeps its finished jobs for a time of its own, so rows lie in the partition of the day on which they go.
+CREATE TABLE pgqueue.job_history (
+  id          bigint NOT NULL,
+  until       timestamptz NOT NULL,
+  outcome     text COLLATE "C" NOT NULL CHECK (outcome IN ('done', 'cancelled')),
+  name        text COLLATE "C" NOT NULL,
+  queue       text COLLATE "C" NOT NULL,
+  priority    smallint NOT NULL,
+  key         text COLLATE "C",
+  attempt     smallint NOT NULL,
+  enqueued_at timestamptz NOT NULL,
+  started_at  timestamptz,
+  finished_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  worker      text,
+  headers     json,
+  payload     json NOT NULL,
+  result      json,
+  problem     text
+) PARTITION BY RANGE (until);
+CREATE INDEX job_history_id ON pgqueue.job_history (id);
+CREATE INDEX job_history_finished ON pgqueue.job_history USING brin (finished_at);
+COMMENT ON TABLE pgqueue.job_history IS 'Finished jobs of the types that keep them (job_type.keep_s), until their time is over.';
+COMMENT ON COLUMN pgqueue.job_history.problem IS 'Why there is no result, where the handler returned one that could not be kept.';
+
+CREATE TABLE pgqueue.history_day (day date PRIMARY KEY);
+COMMENT ON TABLE pgqueue.history_day IS 'The partitions that job_history has, by the day (UTC) on which their rows go.';
+
+CREATE FUNCTION pgqueue.history_until(keep_s double precision) RETURNS timestamptz LANGUAGE sql AS $$
+  -- Where the partition is missing, the next later one is taken, else the last: an acknowledgement never fails for want of one.
+  SELECT CASE WHEN d.day = w.day THEN w.at ELSE d.day::timestamp AT TIME ZONE 'UTC' END
+  FROM (SELECT x.at, (x.at AT TIME ZONE 'UTC')::date AS day FROM (SELECT clock_timestamp() + keep_s * interval '1 s' AS at) x) w
+  CROSS JOIN LATERAL (SELECT h.day FROM pgqueue.history_day h ORDER BY h.day < w.day, abs(h.day - w.day) LIMIT 1) d
+  WHERE keep_s IS NOT NULL
+$$;
+COMMENT ON FUNCTION pgqueue.history_until IS 'Until when a job that ends now is kept; NULL where it is not, or there is no partition at all.';
+
+-- A worker owns no table, so the function works with the rights of the one who does. It takes no argument: all it does
+-- follows from job_type and the clock.
+CREATE FUNCTION pgqueue.history_days() RETURNS int LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  d    date;
+  leaf text;
+  n    int := 0;
+BEGIN
+  IF NOT EXISTS (SELECT FROM pgqueue.job_type t WHERE t.keep_s IS NOT NULL) AND NOT EXISTS (SELECT FROM pgqueue.history_day h) THEN
+    RETURN 0;
+  END IF;
+  PERFORM pg_advisory_xact_lock(1885827445, hashtext('history'));
+  FOR d IN
+    SELECT ((clock_timestamp() + t.keep_s * interval '1 s') AT TIME ZONE 'UTC')::date + a
+    FROM pgqueue.job_type t CROSS JOIN generate_series(0, 2) a WHERE t.keep_s IS NOT NULL
+    EXCEPT SELECT h.day FROM pgqueue.history_day h ORDER BY 1
+  LOOP
+    -- Attached, not created in place: that takes a lock which lets reads and writes of the table go on.
+    leaf := 'job_history_' || to_char(d, 'YYYYMMDD');
+    EXECUTE format('CREATE TABLE pgqueue.%I (LIKE pgqueue.job_history INCLUDING ALL)', leaf);
+    EXECUTE format('ALTER TABLE pgqueue.job_history ATTACH PARTITION pgqueue.%I FOR VALUES FROM (%L) TO (%L)',
+                   leaf, d || ' 00:00:00+00', d + 1 || ' 00:00:00+00');
+    INSERT INTO pgqueue.history_day VALUES (d);
+    n := n + 1;
+  END LOOP;
+  FOR d IN SELECT h.day FROM pgqueue.history_day h WHERE h.day < (clock_timestamp() AT TIME ZONE 'UTC')::date ORDER BY 1 LIMIT 4 LOOP
+    leaf := 'job_history_' || to_char(d, 'YYYYMMDD');
+    BEGIN
+      EXECUTE format('LOCK TABLE pgqueue.%I IN ACCESS EXCLUSIVE MODE NOWAIT', leaf);
+      EXECUTE format('TRUNCATE pgqueue.%I', leaf);
+    EXCEPTION WHEN lock_not_available THEN
+      EXIT; -- somebody reads it: the next turn tries again, and nobody has queued behind this one
+    END;
+    BEGIN
+      LOCK TABLE ONLY pgqueue.job_history IN ACCESS EXCLUSIVE MODE NOWAIT;
+      EXECUTE format('DROP TABLE pgqueue.%I', leaf);
+      DELETE FROM pgqueue.history_day h WHERE h.day = d;
+      n := n + 1;
+    EXCEPTION WHEN lock_not_available THEN
+      EXIT; -- empty at least
+    END;
+  END LOOP;
+  RETURN n;
+END $$;
+COMMENT ON FUNCTION pgqueue.history_days IS 'Make the partitions of the next days and drop those whose day is over, waiting for nobody; returns how many. Called by workers.';
+
+-- The end of a job that has more to write than its acknowledgement: what follows it, its batch, its history, its result. One
+-- transaction, fenced by lease; rows that somebody else has locked are passed, or with wait waited for.
+CREATE FUNCTION pgqueue.complete(jobs json, wait boolean DEFAULT false) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  r     record;
+  steps json;
+BEGIN
+  IF complete.wait THEN
+    PERFORM FROM pgqueue.job j JOIN json_to_recordset(complete.jobs) x(id bigint, lease bigint) ON j.id = x.id AND j.lease = x.lease FOR UPDATE OF j;
+  END IF;
+  FOR r IN
+    WITH l AS MATERIALIZED (
+      SELECT x.* FROM json_to_recordset(complete.jobs) x(id bigint, lease bigint, result json, problem text, steps json)
+      CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
+    d AS (
+      DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
+      RETURNING j.*, l.result, l.problem, l.steps, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+    e AS (
+      UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
+      WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id AND e.lease = d.lease AND e.applied_at IS NULL),
+    t AS (
+      INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
+      SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name),
+    p AS (DELETE FROM pgqueue.progress p USING d WHERE p.job_id = d.id),
+    b AS (
+      INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
+      SELECT m.batch, 'done', count(*) FROM (SELECT pgqueue.batch_of(d.headers) AS batch FROM d WHERE d.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
+    h AS (
+      INSERT INTO pgqueue.job_history (id, until, outcome, name, queue, priority, key, attempt, enqueued_at, started_at, worker, headers, payload, result, problem)
+      SELECT d.id, u.until, 'done', d.name, d.queue, d.priority, d.key, d.attempt, d.enqueued_at, d.claimed_at,
+             (SELECT w.host || ':' || w.pid FROM pgqueue.worker w WHERE w.nonce = d.lease >> 32), d.headers, d.payload, d.result, d.problem
+      FROM d JOIN pgqueue.job_type k ON k.name = d.name CROSS JOIN LATERAL (SELECT pgqueue.history_until(k.keep_s) AS until) u WHERE u.until IS NOT NULL)
+    SELECT d.id, d.steps, CASE WHEN d.headers IS NOT NULL THEN pgqueue.json_at(d.headers, '{pgqueue,then}')::json END AS follow FROM d ORDER BY d.id
+  LOOP
+    FOREACH steps IN ARRAY ARRAY[r.follow, r.steps] LOOP
+      CONTINUE WHEN json_typeof(steps) IS DISTINCT FROM 'array';
+      PERFORM pgqueue.enqueue_step(s.value, r.id) FROM json_array_elements(steps) s;
+    END LOOP;
+    RETURN NEXT r.id;
+  END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.complete IS 'Acknowledge jobs that have more to write than that; returns the ids done. Called by workers.';
+
+CREATE FUNCTION pgqueue.status(id bigint)
+RETURNS TABLE (state text, name text, queue text, attempt int, max_attempts int, enqueued_at timestamptz, run_at timestamptz, started_at timestamptz,
+               finished_at timestamptz, fraction real, note text, result json, problem text, error_type text, error text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT pgqueue.job_state(j.id), j.name, j.queue, j.attempt::int, coalesce(j.max_attempts, t.max_attempts)::int, j.enqueued_at, j.run_at,
+         CASE WHEN j.lease <> 0 THEN j.claimed_at END, NULL::timestamptz, p.fraction, p.note, NULL::json, NULL::text, NULL::text, NULL::text
+  FROM pgqueue.job j LEFT JOIN pgqueue.job_type t ON t.name = j.name LEFT JOIN pgqueue.progress p ON p.job_id = j.id WHERE j.id = status.id
+  UNION ALL
+  SELECT 'dead', d.name, d.queue, d.attempt, coalesce(d.max_attempts, t.max_attempts), d.enqueued_at, NULL, d.last_attempt_at,
+         d.died_at, p.fraction, p.note, NULL, NULL, d.error_type, d.error
+  FROM pgqueue.dead_job d LEFT JOIN pgqueue.job_type t ON t.name = d.name LEFT JOIN pgqueue.progress p ON p.job_id = d.id WHERE d.id = status.id
+  UNION ALL
+  SELECT h.outcome, h.name, h.queue, h.attempt, NULL, h.enqueued_at, NULL, h.started_at, h.finished_at, NULL, NULL, h.result, h.problem, NULL, NULL
+  FROM pgqueue.job_history h WHERE h.id = status.id
+$$;
+COMMENT ON FUNCTION pgqueue.status IS 'State of a job by its id: ready, delayed, blocked, in_flight, dead, and of types that keep their jobs done or cancelled.';
+REVOKE ALL ON FUNCTION pgqueue.status FROM PUBLIC;
 
 -- Outbox, relay, inbox.
 CREATE TABLE pgqueue.outbox (
@@ -1011,6 +1280,11 @@ SELECT s.name, s.job, s.expr, s.zone, s.source, s.missed, s.jitter_s,
 FROM pgqueue.schedule s;
 COMMENT ON VIEW pgqueue.schedule_status IS 'Schedules. orphan: defined in code, but no running worker that has its job defines it any more; it rests.';
 
+CREATE VIEW pgqueue.batch_status AS
+SELECT b.id, b.size, b.done, b.gone, b.size - b.done - b.gone AS left_over, b.created_at, b.completed_at, b.job_id
+FROM pgqueue.batch b;
+COMMENT ON VIEW pgqueue.batch_status IS 'Batches: members in all, done, gone (cancelled or discarded), left; the completion job once it is enqueued.';
+
 CREATE VIEW pgqueue.outbox_lag AS
 SELECT count(*) FILTER (WHERE o.parked_at IS NULL) AS pending, count(*) FILTER (WHERE o.parked_at IS NOT NULL) AS parked,
        count(*) FILTER (WHERE o.next_attempt_at > now()) AS blocked_aggregates,
@@ -1036,9 +1310,11 @@ BEGIN
       'INSERT, SELECT (id) ON pgqueue.job', 'SELECT ON pgqueue.job_type', 'SELECT, INSERT, UPDATE ON pgqueue.dedup',
       'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq', 'INSERT, SELECT (id) ON pgqueue.outbox',
       'USAGE ON SEQUENCE pgqueue.outbox_id_seq', 'SELECT, INSERT ON pgqueue.inbox', 'SELECT, INSERT, UPDATE ON pgqueue.inbox_version',
-      'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue', 'INSERT ON pgqueue.tally']
+      'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue', 'INSERT ON pgqueue.tally', 'INSERT, SELECT (id) ON pgqueue.batch',
+      'SELECT ON pgqueue.batch_status', 'EXECUTE ON FUNCTION pgqueue.status']
     WHEN 'worker' THEN ARRAY[
-      'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue', 'USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA pgqueue']
+      'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue', 'USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA pgqueue',
+      'EXECUTE ON FUNCTION pgqueue.status']
     WHEN 'relay' THEN ARRAY[
       'SELECT, INSERT, UPDATE, DELETE ON pgqueue.outbox', 'SELECT, INSERT, UPDATE, DELETE ON pgqueue.relay',
       'SELECT, INSERT, UPDATE ON pgqueue.outbox_replay', 'SELECT, UPDATE ON pgqueue.relay_partition', 'SELECT, DELETE ON pgqueue.inbox', 'USAGE, SELECT ON SEQUENCE pgqueue.outbox_id_seq',
@@ -1048,7 +1324,7 @@ BEGIN
       'INSERT ON pgqueue.tally']
     WHEN 'reader' THEN ARRAY[
       'SELECT ON pgqueue.queue_depth', 'SELECT ON pgqueue.queue_gauge', 'SELECT ON pgqueue.dead_by_error', 'SELECT ON pgqueue.dead_rate', 'SELECT ON pgqueue.workers',
-      'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.schedule_status', 'SELECT ON pgqueue.tally_minute', 'SELECT ON pgqueue.alembic_version']
+      'SELECT ON pgqueue.outbox_lag', 'SELECT ON pgqueue.schedule_status', 'SELECT ON pgqueue.batch_status', 'EXECUTE ON FUNCTION pgqueue.status', 'SELECT ON pgqueue.tally_minute', 'SELECT ON pgqueue.alembic_version']
   END;
   IF lines IS NULL THEN
     RAISE EXCEPTION 'kind of role is %, not producer, worker, relay or reader', kind USING ERRCODE = '22023';
