@@ -179,6 +179,7 @@ class AmqpRig(BrokerRig):
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
+        self.taken: dict[str, list[Any]] = {}
         with self.channel() as channel:
             channel.exchange_declare(self.name, "topic", durable=True, auto_delete=False)
             self.declare(self.name)
@@ -203,15 +204,18 @@ class AmqpRig(BrokerRig):
             channel.queue_declare(queue, durable=durable, auto_delete=False, arguments=given)
 
     def messages(self, queue: str | None = None) -> list[Any]:
-        """Return what waits in the queue; it stays there."""
-        found = []
+        """Take what waits in the queue; return all that was ever taken from it."""
+        name = queue or self.name
+        found = self.taken.setdefault(name, [])
         with self.channel() as channel:
-            while (message := channel.basic_get(queue or self.name)) is not None:
-                found.append(message)
+            count = len(found) + channel.queue_declare(name, passive=True).message_count
+            channel.basic_consume(name, callback=found.append, no_ack=True)
+            while len(found) < count:
+                channel.connection.drain_events(timeout=10)
         return found
 
     def arrived(self) -> list[Arrived]:
-        """Return the waiting messages as events."""
+        """Return the messages as events."""
         return [
             Arrived(
                 key=m.properties["message_id"],
