@@ -1,6 +1,6 @@
 """docs/defaults.md lists every option of every command with its environment variable and default, and no other.
 
-python -m tests.unit.test_defaults    # print the tables as they should be
+`python -m tests.unit.test_defaults` writes the table as it should be.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from relay.cli._service import command as service
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "defaults.md"
 HEAD = "| command | option | environment | default | meaning |\n|---|---|---|---|---|"
 NOTE = re.compile(r"\s*\[(default|env var): (.*?)\]")
+REMEDY = "python -m tests.unit.test_defaults writes the table"
 EVERYWHERE = {"--version", "--help", "--json"}
 
 
@@ -86,9 +87,9 @@ def tables() -> str:
 def test_the_page_lists_every_option_as_it_is() -> None:
     written = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     wanted = list(rows())
-    assert [line for line in wanted if line not in written] == [], "not in docs/defaults.md"
+    assert [line for line in wanted if line not in written] == [], f"not in docs/defaults.md; {REMEDY}"
     assert [line for line in written if line.count(" | ") == 4 and line not in wanted] == [], (
-        "not in the programs"
+        f"not in the programs; {REMEDY}"
     )
 
 
@@ -143,4 +144,5 @@ def _span(value: timedelta) -> str:
 
 
 if __name__ == "__main__":
-    print(tables())
+    before, after = PAGE.read_text(encoding="utf-8").split(f"{HEAD}\n")
+    PAGE.write_text(before + tables() + after[after.index("\n\n") :], encoding="utf-8")
