@@ -709,21 +709,6 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.replay IS 'Put dead letters back into their queues; returns the ids that were there. payload replaces that of one job.';
 
-CREATE FUNCTION pgqueue.discard(ids bigint[]) RETURNS SETOF bigint LANGUAGE sql AS $$
-  WITH page AS MATERIALIZED (
-    SELECT d.id FROM pgqueue.dead_job d WHERE d.id = ANY (discard.ids) ORDER BY d.id FOR UPDATE SKIP LOCKED),
-  gone AS (
-    DELETE FROM pgqueue.dead_job d USING page WHERE d.id = page.id RETURNING d.id, d.queue, d.name, d.headers),
-  members AS (
-    INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
-    SELECT m.batch, 'gone', count(*) FROM (SELECT pgqueue.batch_of(g.headers) AS batch FROM gone g WHERE g.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
-  counted AS (
-    INSERT INTO pgqueue.tally (queue, name, outcome, n)
-    SELECT g.queue, g.name, 'discarded', count(*) FROM gone g GROUP BY g.queue, g.name)
-  SELECT g.id FROM gone g ORDER BY g.id
-$$;
-COMMENT ON FUNCTION pgqueue.discard IS 'Throw dead letters away for good; returns the ids that were there.';
-
 -- The state of one job, by the same rules as the view queue_depth.
 CREATE FUNCTION pgqueue.job_state(id bigint) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT CASE
@@ -983,6 +968,21 @@ BEGIN
   END LOOP;
 END $$;
 COMMENT ON FUNCTION pgqueue.fold_batches IS 'Count the members that ended and enqueue the completion jobs of whole batches; returns these. Called by workers.';
+
+CREATE FUNCTION pgqueue.discard(ids bigint[]) RETURNS SETOF bigint LANGUAGE sql AS $$
+  WITH page AS MATERIALIZED (
+    SELECT d.id FROM pgqueue.dead_job d WHERE d.id = ANY (discard.ids) ORDER BY d.id FOR UPDATE SKIP LOCKED),
+  gone AS (
+    DELETE FROM pgqueue.dead_job d USING page WHERE d.id = page.id RETURNING d.id, d.queue, d.name, d.headers),
+  members AS (
+    INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
+    SELECT m.batch, 'gone', count(*) FROM (SELECT pgqueue.batch_of(g.headers) AS batch FROM gone g WHERE g.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
+  counted AS (
+    INSERT INTO pgqueue.tally (queue, name, outcome, n)
+    SELECT g.queue, g.name, 'discarded', count(*) FROM gone g GROUP BY g.queue, g.name)
+  SELECT g.id FROM gone g ORDER BY g.id
+$$;
+COMMENT ON FUNCTION pgqueue.discard IS 'Throw dead letters away for good; returns the ids that were there.';
 
 -- History. Each type keeps its finished jobs for a time of its own, so rows lie in the partition of the day on which they go.
 CREATE TABLE pgqueue.job_history (
@@ -1281,9 +1281,9 @@ FROM pgqueue.schedule s;
 COMMENT ON VIEW pgqueue.schedule_status IS 'Schedules. orphan: defined in code, but no running worker that has its job defines it any more; it rests.';
 
 CREATE VIEW pgqueue.batch_status AS
-SELECT b.id, b.size, b.done, b.gone, b.size - b.done - b.gone AS left_over, b.created_at, b.completed_at, b.job_id
+SELECT b.id, b.size, b.done, b.gone, b.size - b.done - b.gone AS unfinished, b.created_at, b.completed_at, b.job_id
 FROM pgqueue.batch b;
-COMMENT ON VIEW pgqueue.batch_status IS 'Batches: members in all, done, gone (cancelled or discarded), left; the completion job once it is enqueued.';
+COMMENT ON VIEW pgqueue.batch_status IS 'Batches: members in all, done, gone (cancelled or discarded), unfinished; the completion job once it is enqueued.';
 
 CREATE VIEW pgqueue.outbox_lag AS
 SELECT count(*) FILTER (WHERE o.parked_at IS NULL) AS pending, count(*) FILTER (WHERE o.parked_at IS NOT NULL) AS parked,
