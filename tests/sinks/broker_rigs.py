@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ import pytest
 
 from relay.event import Event
 from relay.sinks import Sink, SinkContext, open_sink
-from tests.sinks.brokers import LOOPBACK, Broker
+from tests.sinks.brokers import LOOPBACK, Broker, Kafka
 from tests.sinks.events import SOURCE, Arrived, Made
 from tests.tcp_proxy import TcpProxy
+from tests.waiting import eventually
 
 TOO_LARGE = json.dumps("x" * 1_200_000)
 SEND_S = 5.0
@@ -227,6 +229,69 @@ class AmqpRig(BrokerRig):
         ]
 
 
+class KafkaRig(BrokerRig):
+    """A topic of four partitions."""
+
+    def __init__(self, broker: Kafka) -> None:
+        self.kafka = broker
+        super().__init__(broker)
+        self.create(self.name)
+
+    def target(self) -> int:
+        """Return the port that announces the proxy."""
+        return self.kafka.behind_proxy
+
+    def front(self) -> int:
+        """Return the port that the broker announces."""
+        return self.kafka.proxied
+
+    def url(self, port: int) -> str:
+        """Return the URL of the sink."""
+        return f"kafka://{LOOPBACK}:{port}/{self.name}"
+
+    def create(self, topic: str, **settings: str) -> None:
+        """Create a topic."""
+        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+        admin = AdminClient(self.kafka.client())
+        admin.create_topics([NewTopic(topic, 4, 1, config=settings)], operation_timeout=10)[topic].result(10)
+        eventually(lambda: topic in admin.list_topics(timeout=5).topics)
+
+    def messages(self, topic: str | None = None) -> list[Any]:
+        """Return the records, partition by partition."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer({**self.kafka.client(), "group.id": self.name, "enable.partition.eof": True})
+        try:
+            consumer.assign([TopicPartition(topic or self.name, p, 0) for p in range(4)])
+            found: list[Any] = []
+            ended: set[Any] = set()
+            until = time.monotonic() + 30
+            while len(ended) < 4 and time.monotonic() < until:
+                for message in consumer.consume(500, timeout=0.2):
+                    if message.error() is None:
+                        found.append(message)
+                        ended.discard(message.partition())
+                    else:
+                        ended.add(message.partition())
+        finally:
+            consumer.close()
+        return sorted(found, key=lambda m: (m.partition(), m.offset()))
+
+    def arrived(self) -> list[Arrived]:
+        """Return the records as events."""
+        return [
+            Arrived(
+                key=headers["ce_id"],
+                event_type=headers["ce_type"],
+                aggregate=message.key().decode() if message.key() is not None else None,
+                payload=json.loads(message.value()),
+            )
+            for message in self.messages()
+            if (headers := {name: value.decode() for name, value in message.headers()})
+        ]
+
+
 def _closing(rig: BrokerRig) -> Iterator[BrokerRig]:
     try:
         yield rig
@@ -250,3 +315,9 @@ def redis_rig(redis_server: Broker) -> Iterator[BrokerRig]:
 def amqp_rig(rabbit_server: Broker) -> Iterator[BrokerRig]:
     """Give the RabbitMQ sink."""
     yield from _closing(AmqpRig(rabbit_server))
+
+
+@pytest.fixture
+def kafka_rig(kafka_server: Kafka) -> Iterator[BrokerRig]:
+    """Give the Kafka sink."""
+    yield from _closing(KafkaRig(kafka_server))

@@ -300,6 +300,12 @@ class Kafka(Broker):
 class Tansu(Kafka):
     """A small broker with Kafka's protocol, where Java or the jars are not to be had. Keeps nothing on disk."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        # It has one listener and announces one address: everybody goes straight to it.
+        self.behind_proxy = self.port
+        self.proxied = 0
+
     def command(self) -> Sequence[str]:
         """Return the command line."""
         place = f"tcp://{LOOPBACK}:{self.port}"
@@ -370,12 +376,12 @@ def apache_kafka() -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def kafka_server(request: pytest.FixtureRequest) -> Broker:
+def kafka_server(request: pytest.FixtureRequest) -> Kafka:
     """Give Apache Kafka, or else the small one with its protocol."""
     if class_path() is not None:
-        found: Broker = request.getfixturevalue("apache_kafka")
+        found: Kafka = request.getfixturevalue("apache_kafka")
         return found
-    small: Broker = request.getfixturevalue("tansu")
+    small: Kafka = request.getfixturevalue("tansu")
     return small
 
 
