@@ -148,7 +148,7 @@ class Demo:
         self.relays = [
             children.start(
                 f"relay {n}", "outbox-relay", "--sink", self.webhook, "--name", f"relay {n}", "--lease", LEASE,
-                "--parallel", "8", "--source", "/outbox/shop",
+                "--parallel", "8", "--source", "/outbox/shop", "--allow-private",
             )
             for n in (1, 2)
         ]  # fmt: skip

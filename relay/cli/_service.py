@@ -164,6 +164,12 @@ class Duration(click.ParamType[timedelta]):
     help="Signs webhooks; two during a rotation, separated by a space.",
 )
 @option(
+    "--allow-private",
+    env="OUTBOX_ALLOW_PRIVATE",
+    is_flag=True,
+    help="Let https: and http: go to private and loopback addresses.",
+)
+@option(
     "--health-port",
     env="OUTBOX_HEALTH_PORT",
     type=int,
@@ -236,6 +242,7 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
             keep=settings.keep,
             subscribers=subscribers,
             secrets=options["webhook_secret"],
+            allow_private=options["allow_private"],
         )
         sinks = {to: open_sink(to, context) for to in dict.fromkeys(table.table.values())}
         bus = Bus()

@@ -55,7 +55,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """What a sink may need to know; seconds."""
+    """What a sink may need to know; seconds. `allow_private`: webhooks may go to addresses outside the internet."""
 
     source: str
     send_timeout: float = 30.0
@@ -64,6 +64,7 @@ class SinkContext:
     keep: bool = True
     subscribers: Callable[[str], Sequence[str]] | None = None
     secrets: Sequence[str] = field(default=(), repr=False)
+    allow_private: bool = False
 
 
 class UnknownSink(ConfigError):

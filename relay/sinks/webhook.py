@@ -4,7 +4,8 @@
     webhook-timestamp  seconds since 1970 of this attempt
     webhook-signature  v1,<base64 HMAC-SHA256 of "id.timestamp.body">, one for each secret (rotation)
 
-Different aggregates go in parallel over kept connections, the events of one aggregate one after the other.
+Different aggregates go in parallel over kept connections, the events of one aggregate one after the other. Targets
+outside the public internet are refused unless they are allowed; a target that answers 410 is not asked again.
 https://github.com/standard-webhooks/standard-webhooks, CloudEvents HTTP binding (binary mode).
 """
 
@@ -14,7 +15,7 @@ import base64
 import re
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -22,14 +23,17 @@ from typing import TYPE_CHECKING, Final
 
 from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, HELD, Confirmed, Event, Receipt, Rejected, Unavailable, attributes
-from relay.sinks import SinkContext
+from relay.sinks import SinkContext, SinkUnavailable
+from relay.sinks.addresses import NotPublic, is_public, literal
 
 if TYPE_CHECKING:
+    import httpcore
     import httpx
     from standardwebhooks.webhooks import Webhook
 
 TRACE: Final = frozenset({"traceparent", "tracestate"})
 LATER: Final = frozenset({408, 425, 429})
+GONE: Final = 410
 BODY_READ: Final = 65_536
 EXCERPT: Final = 200
 CONNECT_S: Final = 5.0
@@ -45,9 +49,10 @@ class WebhookSink:
     marks = False
 
     def __init__(self, url: str, context: SinkContext) -> None:
+        import httpcore
         import httpx
 
-        self._httpx = httpx
+        self._http = httpcore
         try:
             self._url = httpx.URL(url)
         except httpx.InvalidURL as error:
@@ -55,17 +60,30 @@ class WebhookSink:
         if not self._url.host:
             raise ConfigError(f"sink {self._url.scheme}: has no host; write https://host/path")
         self.name = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
+        self._allow_private = context.allow_private
+        address = literal(self._url.host)
+        if address is not None and not self._allow_private and not is_public(address):
+            raise ConfigError(f"sink {self.name}: {NotPublic(self._url.host, address)}")
+        self._gone = False
         self._source = context.source
         self._send_timeout = context.send_timeout
         self._parallel = context.parallel
         self._keys = _keys(context.secrets)
         self._fixed = _fixed_headers(self._url)
+        self._target = httpcore.URL(
+            scheme=self._url.raw_scheme,
+            host=self._url.raw_host,
+            port=self._url.port,
+            target=self._url.raw_path,
+        )
         self._timeouts = {"connect": CONNECT_S, "read": ANSWER_S, "write": ANSWER_S, "pool": ANSWER_S}
-        self._connections: httpx.HTTPTransport | None = None
+        self._connections: httpcore.ConnectionPool | None = None
         self._pool = ThreadPoolExecutor(context.parallel, thread_name_prefix="relay-webhook")
 
     def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
         """POST each event; none after the send timeout or once the receiver cannot be reached."""
+        if self._gone:
+            raise self._disabled()
         connections = self._connections = self._connections or self._open()
         batch = _Batch(time.monotonic() + self._send_timeout)
         chains: dict[str, list[Event]] = {}
@@ -82,16 +100,23 @@ class WebhookSink:
         if connections is not None:
             connections.close()
 
-    def _open(self) -> httpx.HTTPTransport:
-        """Open no connection yet. The transport alone follows no redirect and keeps no cookie."""
-        make = self._httpx
-        limits = make.Limits(max_connections=self._parallel, max_keepalive_connections=self._parallel)
-        verify = _trusted() if self._url.scheme == "https" else False
-        made: httpx.HTTPTransport = make.HTTPTransport(verify=verify, limits=limits, trust_env=False)
-        return made
+    def _open(self) -> httpcore.ConnectionPool:
+        """Open no connection yet. A pool alone follows no redirect, keeps no cookie and knows no proxy."""
+        from relay.sinks.pinned import Pinned
+
+        return self._http.ConnectionPool(
+            ssl_context=_trusted() if self._url.scheme == "https" else None,
+            max_connections=self._parallel,
+            max_keepalive_connections=self._parallel,
+            network_backend=Pinned(allow_private=self._allow_private),
+        )
+
+    def _disabled(self) -> SinkUnavailable:
+        problem = "it answered 410 Gone, so it is sent nothing more; give the right URL and restart the relay"
+        return SinkUnavailable(self.name, problem)
 
     def _chain(
-        self, connections: httpx.HTTPTransport, chain: Sequence[Event], batch: _Batch
+        self, connections: httpcore.ConnectionPool, chain: Sequence[Event], batch: _Batch
     ) -> dict[int, Receipt]:
         receipts: dict[int, Receipt] = {}
         for event in chain:
@@ -102,15 +127,14 @@ class WebhookSink:
                 break
         return receipts
 
-    def _post(self, connections: httpx.HTTPTransport, event: Event, batch: _Batch) -> Receipt:
-        httpx = self._httpx
+    def _post(self, connections: httpcore.ConnectionPool, event: Event, batch: _Batch) -> Receipt:
+        http = self._http
         body = event.payload.encode()
-        headers = self._headers(event, len(body))
-        request = httpx.Request(
+        request = http.Request(
             "POST",
-            self._url,
-            headers=headers,
-            stream=httpx.ByteStream(body),
+            self._target,
+            headers=self._headers(event, len(body)),
+            content=body,
             extensions={"timeout": self._timeouts},
         )
         try:
@@ -119,12 +143,19 @@ class WebhookSink:
                 said = _read(response, batch.until)
             finally:
                 response.close()
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except NotPublic as error:
+            batch.cut = True
+            return Unavailable(str(error))
+        except (http.ConnectError, http.ConnectTimeout) as error:
             batch.cut = True
             return Unavailable(f"cannot reach {self.name}: {_text(error)}")
-        except httpx.TransportError as error:
+        except (http.TimeoutException, http.NetworkError, http.ProtocolError) as error:
             return Unavailable(f"no answer from {self.name}: {_text(error)}")
-        return _receipt(response.status_code, response.headers, said)
+        if response.status == GONE:
+            self._gone = batch.cut = True
+            return Unavailable(self._disabled().problem)
+        headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+        return _receipt(response.status, headers, said)
 
     def _headers(self, event: Event, size: int) -> list[tuple[bytes, bytes]]:
         context = attributes(event, self._source)
@@ -195,21 +226,21 @@ def _keys(secrets: Sequence[str]) -> list[Webhook]:
         ) from None
 
 
-def _receipt(status: int, headers: httpx.Headers, said: str) -> Receipt:
+def _receipt(status: int, headers: Mapping[bytes, str], said: str) -> Receipt:
     if 200 <= status < 300:
         return CONFIRMED
     reason = f"HTTP {status}" + (f": {said}" if said else "")
     if 300 <= status < 400:
-        return Rejected(f"HTTP {status}: redirects to {headers.get('location', '?')!r}; give the final URL")
+        return Rejected(f"HTTP {status}: redirects to {headers.get(b'location', '?')!r}; give the final URL")
     if status >= 500 or status in LATER or status < 200:
-        return Unavailable(reason, _seconds(headers.get("retry-after")))
+        return Unavailable(reason, _seconds(headers.get(b"retry-after")))
     return Rejected(reason)
 
 
-def _read(response: httpx.Response, until: float) -> str:
+def _read(response: httpcore.Response, until: float) -> str:
     """Read the body so that the connection can be kept; give up on a long or slow one."""
     body = b""
-    for chunk in response.iter_raw(8192):
+    for chunk in response.iter_stream():
         body += chunk
         if len(body) > BODY_READ or time.monotonic() > until:
             break

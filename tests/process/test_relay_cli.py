@@ -38,7 +38,7 @@ Starter = Callable[..., Started]
 def environment(**more: str) -> dict[str, str]:
     """Return an environment that names no database."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "OUTBOX_", "DATABASE_"))}
-    return kept | {"PYTHONUNBUFFERED": "1"} | more
+    return kept | {"PYTHONUNBUFFERED": "1", "OUTBOX_ALLOW_PRIVATE": "1"} | more
 
 
 def run(dsn: str | None, *args: str) -> Result:

@@ -118,7 +118,9 @@ class WebhookRig(Made):
         super().__init__()
         self.receiver = Receiver(lambda d: Answer(status=422) if d.key in self.bad else OK)
         self.receiver.start()
-        self.sink: Sink = open_sink(self.receiver.url, SinkContext(source=SOURCE, secrets=[SECRET]))
+        self.sink: Sink = open_sink(
+            self.receiver.url, SinkContext(source=SOURCE, secrets=[SECRET], allow_private=True)
+        )
 
     def arrived(self) -> list[Arrived]:
         """Return what the receiver took."""

@@ -13,7 +13,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, Unavailable
-from relay.sinks import Sink, SinkContext, open_sink
+from relay.sinks import Sink, SinkContext, SinkUnavailable, open_sink
 from tests.sinks.conftest import SECRET, SOURCE, Made
 from tests.sinks.receiver import OK, Answer, Receiver
 
@@ -30,7 +30,9 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture
 def sink(receiver: Receiver) -> Iterator[Sink]:
     """Give a sink that signs with two secrets."""
-    made = open_sink(receiver.url, SinkContext(source=SOURCE, secrets=[NEW_SECRET, SECRET]))
+    made = open_sink(
+        receiver.url, SinkContext(source=SOURCE, allow_private=True, secrets=[NEW_SECRET, SECRET])
+    )
     yield made
     made.close()
 
@@ -82,7 +84,7 @@ def test_headers_are_cloudevents_in_binary_mode(receiver: Receiver, sink: Sink) 
 
 
 def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
-    made = open_sink(receiver.url, SinkContext(source=SOURCE))
+    made = open_sink(receiver.url, SinkContext(source=SOURCE, allow_private=True))
     one(made, Made().event())
     made.close()
     assert "webhook-signature" not in receiver.kept[0].headers
@@ -94,10 +96,24 @@ def test_any_2xx_confirms(receiver: Receiver, sink: Sink, status: int) -> None:
     assert one(sink, Made().event()) == CONFIRMED
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 422, 451])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 451])
 def test_4xx_rejects_with_what_the_receiver_said(receiver: Receiver, sink: Sink, status: int) -> None:
     receiver.answer = lambda _: Answer(status=status, body=b"no such customer")
     assert one(sink, Made().event()) == Rejected(f"HTTP {status}: no such customer")
+
+
+def test_a_target_that_answers_410_is_sent_nothing_more(receiver: Receiver, sink: Sink) -> None:
+    made = Made()
+    receiver.answer = lambda _: Answer(status=410)
+    receipt = one(sink, made.event("order-1"))
+    assert isinstance(receipt, Unavailable)
+    assert "410 Gone" in receipt.reason
+    receiver.answer = lambda _: OK
+    sink.close()
+    for _ in range(2):
+        with pytest.raises(SinkUnavailable, match="restart the relay"):
+            sink.publish([made.event("order-2")])
+    assert len(receiver.seen) == 1
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -169,7 +185,7 @@ def test_aggregates_go_in_parallel_and_each_one_waits_for_its_answers(receiver: 
 
 def test_nothing_more_is_sent_once_the_receiver_cannot_be_reached(receiver: Receiver) -> None:
     made = Made()
-    sink = open_sink(receiver.url, SinkContext(source=SOURCE, parallel=1))
+    sink = open_sink(receiver.url, SinkContext(source=SOURCE, allow_private=True, parallel=1))
     receiver.stop()
     receipts = sink.publish([made.event(f"order-{i}") for i in range(5)])
     assert isinstance(receipts[0], Unavailable)
@@ -177,7 +193,7 @@ def test_nothing_more_is_sent_once_the_receiver_cannot_be_reached(receiver: Rece
 
 
 def test_no_request_begins_after_the_send_timeout(receiver: Receiver) -> None:
-    sink = open_sink(receiver.url, SinkContext(source=SOURCE, parallel=1, send_timeout=0))
+    sink = open_sink(receiver.url, SinkContext(source=SOURCE, allow_private=True, parallel=1, send_timeout=0))
     assert list(sink.publish([Made().event()])) == [HELD]
     assert not receiver.seen
 
@@ -190,7 +206,9 @@ def test_a_long_answer_is_not_read_to_its_end(receiver: Receiver, sink: Sink) ->
 
 
 def test_credentials_in_the_url_are_sent_as_basic_authorization(receiver: Receiver) -> None:
-    sink = open_sink(receiver.url.replace("//", "//shop:p%40ss@"), SinkContext(source=SOURCE))
+    sink = open_sink(
+        receiver.url.replace("//", "//shop:p%40ss@"), SinkContext(source=SOURCE, allow_private=True)
+    )
     assert one(sink, Made().event()) == CONFIRMED
     sink.close()
     assert receiver.kept[0].headers["authorization"] == "Basic " + base64.b64encode(b"shop:p@ss").decode()
@@ -198,24 +216,27 @@ def test_credentials_in_the_url_are_sent_as_basic_authorization(receiver: Receiv
 
 
 def test_a_receiver_with_an_untrusted_certificate_is_not_sent_anything(receiver: Receiver) -> None:
-    sink = open_sink(receiver.url.replace("http:", "https:"), SinkContext(source=SOURCE))
+    sink = open_sink(receiver.url.replace("http:", "https:"), SinkContext(source=SOURCE, allow_private=True))
     assert isinstance(one(sink, Made().event()), Unavailable)
     sink.close()
     assert not receiver.seen
 
 
 def test_the_name_shows_no_secret() -> None:
-    sink = open_sink("https://user:geheim@example.org:8443/hook?token=geheim", SinkContext(source=SOURCE))
+    sink = open_sink(
+        "https://user:geheim@example.org:8443/hook?token=geheim",
+        SinkContext(source=SOURCE, allow_private=True),
+    )
     assert sink.name == "https://example.org:8443/hook"
 
 
 @pytest.mark.parametrize("secret", ["whsec_", "whsec_%%%", "x"])
 def test_a_secret_that_is_none_is_refused_at_start(secret: str) -> None:
     with pytest.raises(ConfigError, match="secret") as refused:
-        open_sink("https://example.org", SinkContext(source=SOURCE, secrets=[secret]))
+        open_sink("https://example.org", SinkContext(source=SOURCE, allow_private=True, secrets=[secret]))
     assert secret == "x" or secret not in str(refused.value) or secret == "whsec_"
 
 
 def test_a_url_without_host_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="host"):
-        open_sink("https:///hook", SinkContext(source=SOURCE))
+        open_sink("https:///hook", SinkContext(source=SOURCE, allow_private=True))
