@@ -35,6 +35,10 @@ SELECT id FROM pgqueue.enqueue_many(%(name)s, %(payloads)s::json, queue => %(que
   keys => %(keys)s::text[], delay => %(delay)s::interval, max_attempts => %(max_attempts)s::int,
   expires_at => %(expires_at)s::timestamptz, headers => %(headers)s::json)
 """
+TABLES = """
+SELECT string_agg(format('%I.%I', schemaname, tablename), ', ') FROM pg_catalog.pg_tables
+WHERE schemaname = 'pgqueue' AND tablename NOT IN ('alembic_version', 'relay_partition')
+"""
 ROW = """
 SELECT to_jsonb(j) - 'payload' FROM pgqueue.job j WHERE j.id = %s
 """
@@ -106,13 +110,11 @@ def buried(reason: str = "permanent") -> Buried:
 
 
 def wipe(dsn: str) -> str:
-    """Empty every table of jobs, so that tests of one file can share a database; return its DSN."""
+    """Empty every table, so that tests of one file can share a database; return its DSN."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(
-            "TRUNCATE pgqueue.job, pgqueue.job_type, pgqueue.queue, pgqueue.lane, pgqueue.dedup, pgqueue.effect,"
-            " pgqueue.worker, pgqueue.job_signal, pgqueue.attempt_log, pgqueue.dead_job, pgqueue.tally,"
-            " pgqueue.tally_minute, pgqueue.depth_sample, pgqueue.schedule, pgqueue.tick"
-        )
+        found = connection.execute(TABLES).fetchone()
+        assert found
+        connection.execute(f"TRUNCATE {found[0]}".encode())
     return dsn
 
 
