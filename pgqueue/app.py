@@ -15,13 +15,13 @@ rows that outlive a deployment, so it is never derived from an import path.
 from __future__ import annotations
 
 import inspect
-import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from pgqueue.backoff import Backoff
+from pgqueue.batch import BatchRef, BatchStatus, batch, look
 from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
 from pgqueue.cron import Cron
 from pgqueue.declare import Policy
@@ -30,17 +30,18 @@ from pgqueue.enqueue import (
     OptionValues,
     as_seconds,
     check_name,
-    check_range,
-    check_timeout,
     declared,
-    enqueue,
 )
 from pgqueue.errors import BadOption, ConfigError, UnknownJob
 from pgqueue.handler import check_handler, parameters
+from pgqueue.history import Status, status
 from pgqueue.job import Job, JobRef
 from pgqueue.payload import Codec
+from pgqueue.policy import DEFAULT_BACKOFF, DEFAULT_MAX_ATTEMPTS, policy_of
+from pgqueue.prepared import Prepared
 from pgqueue.schedule import Missed, Schedule
-from pgqueue.statement import Statement
+from pgqueue.step import Step
+from pgqueue.wait import wait, wait_async
 
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -48,63 +49,9 @@ Duration = float | timedelta
 
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 5
-DEFAULT_MAX_ATTEMPTS = 5
 DEFAULT_TIMEOUT = 600.0
 #: A transactional handler holds row versions and delays floor proofs as long as it runs.
 TRANSACTION_TIMEOUT = 60.0
-DEFAULT_BACKOFF = Backoff()
-
-
-class Prepared(Generic[P]):
-    """A job type together with the options for the jobs to enqueue."""
-
-    __slots__ = ("_codec", "_options", "_otherwise", "name")
-
-    def __init__(
-        self,
-        name: str,
-        codec: Codec,
-        options: Options,
-        otherwise: tuple[str | None, int | None] = (None, None),
-    ) -> None:
-        self.name = name
-        self._codec = codec
-        self._options = options
-        self._otherwise = otherwise
-
-    def using(self, **options: Unpack[OptionValues]) -> Prepared[P]:
-        """Return a copy with other options (see `pgqueue.enqueue.Options`).
-
-        Raises BadOption at once for a bad one.
-        """
-        return Prepared(self.name, self._codec, self._options.but(**options), self._otherwise)
-
-    def enqueue(self, handle: Any, payload: P | None = None) -> JobRef:
-        """Enqueue one job in the transaction of `handle`.
-
-        Raises NotInTransaction on an autocommit handle, BadPayload or BadOption before anything is sent.
-        """
-        return self.enqueue_many(handle, (payload,))[0]
-
-    async def aenqueue(self, handle: Any, payload: P | None = None) -> JobRef:
-        """Enqueue one job in the transaction of an asynchronous handle."""
-        return (await self.aenqueue_many(handle, (payload,)))[0]
-
-    def enqueue_many(self, handle: Any, payloads: Iterable[P | None]) -> list[JobRef]:
-        """Enqueue one job per payload, in one statement; refs come back in the order of the payloads."""
-        statement = self._statement(list(payloads))
-        require_transaction(handle)
-        return execute(handle, statement)
-
-    async def aenqueue_many(self, handle: Any, payloads: Iterable[P | None]) -> list[JobRef]:
-        """Enqueue one job per payload on an asynchronous handle."""
-        statement = self._statement(list(payloads))
-        await require_transaction_async(handle)
-        return await execute_async(handle, statement)
-
-    def _statement(self, values: list[P | None]) -> Statement[list[JobRef]]:
-        texts = [self._codec.encode(value) for value in values]
-        return enqueue(self.name, values, texts, self._options, self._otherwise)
 
 
 class JobType(Prepared[P]):
@@ -227,6 +174,8 @@ class App:
         limit: int | None = None,
         rate: str | None = None,
         sheddable: bool = False,
+        keep: str | Duration | None = None,
+        result: bool = False,
     ) -> Register:
         """Register the decorated function as the handler of `name`.
 
@@ -239,10 +188,14 @@ class App:
         `rate` ("100/min", "5/s", "1000/h"): how many begin in that time over all workers, in bursts of at most
         `limit` (1 where only a rate is given).
         `sheddable=True`: while its queue is over its limits, its jobs are dropped and counted, not refused.
+        `keep` ("7d", "12h", seconds): for how long finished jobs stay in `pgqueue.job_history` and `app.status`
+        knows them. `result=True` keeps what the handler returned too (256 KiB of JSON at most), for a day unless
+        `keep` says otherwise.
         """
-        policy = _policy(
-            name, queue, priority, max_attempts, backoff, timeout, limit=limit, rate=rate, sheddable=sheddable
-        )
+        policy = policy_of(
+            name, queue, priority, max_attempts, backoff, timeout, limit=limit, rate=rate, sheddable=sheddable,
+            keep=keep, result=result,
+        )  # fmt: skip
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
             kind = JobType[Any](handler, policy, process=process, transactional=transactional)
@@ -351,39 +304,40 @@ class App:
             raise UnknownJob(name, tuple(sorted(self._types)))
         self._declared.add(name)
 
+    def batch(self, handle: Any, steps: Sequence[Step], then: Step | None = None) -> BatchRef:
+        """Enqueue jobs together, and `then` when all of them are done (see `pgqueue.batch`).
 
-def per_second(rate: str) -> float:
-    """Read a rate such as 100/min."""
-    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if found is None or float(found[1]) <= 0:
-        raise BadOption("rate", f"{rate!r} does not read like 100/min, 5/s or 1000/h")
-    return float(found[1]) / _SECONDS[found[2]]
+        Everything is one statement in the transaction of `handle`. Without any step, `then` is enqueued at once.
+        """
+        statement = batch(steps, then)
+        require_transaction(handle)
+        return execute(handle, statement)
 
+    async def abatch(self, handle: Any, steps: Sequence[Step], then: Step | None = None) -> BatchRef:
+        """Enqueue a batch in the transaction of an asynchronous handle."""
+        statement = batch(steps, then)
+        await require_transaction_async(handle)
+        return await execute_async(handle, statement)
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|sec|min|m|h|hour|d|day)")
-_SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "d": 86_400, "day": 86_400}
+    def batch_status(self, handle: Any, batch: BatchRef | int) -> BatchStatus | None:
+        """Return how many members of a batch have ended; None if it is unknown, or completed more than 7 days ago."""
+        return execute(handle, look(batch.id if isinstance(batch, BatchRef) else batch))
 
+    def status(self, handle: Any, job: JobRef | int) -> Status | None:
+        """Return where a job is and how far; None if it left no trace (done, of a type without `keep`) or never was."""
+        return execute(handle, status(job.id if isinstance(job, JobRef) else job))
 
-def _policy(
-    name: str, queue: str | None, priority: int | None, max_attempts: int | None, backoff: Backoff | None,
-    timeout: Duration | None, *, limit: int | None, rate: str | None, sheddable: bool,
-) -> Policy:  # fmt: skip
-    check_name("name", name)
-    check_name("queue", queue)
-    check_range("priority", priority, 0, 9, " (lower runs first)")
-    check_range("max_attempts", max_attempts, 1, 32_767)
-    check_timeout("timeout", timeout)
-    if backoff is not None and not isinstance(backoff, Backoff):
-        raise BadOption("backoff", f"{backoff!r} is not a pgqueue.Backoff")
-    check_range("limit", limit, 1, 10_000, " jobs at once; pause the job type to run none")
-    return Policy(
-        name=name,
-        queue=queue,
-        priority=priority,
-        max_attempts=max_attempts,
-        backoff=backoff,
-        timeout=None if timeout is None else as_seconds(timeout),
-        limit=1 if limit is None and rate is not None else limit,
-        rate=None if rate is None else per_second(rate),
-        sheddable=sheddable,
-    )
+    async def astatus(self, handle: Any, job: JobRef | int) -> Status | None:
+        """Return where a job is, on an asynchronous handle."""
+        return await execute_async(handle, status(job.id if isinstance(job, JobRef) else job))
+
+    def wait(self, handle: Any, job: JobRef | int, timeout: Duration) -> Status | None:
+        """Wait until a committed job has ended, and return its status; raises StillRunning after `timeout` seconds.
+
+        `handle` is in autocommit mode, so that no transaction stays open. None: it ended without a trace.
+        """
+        return wait(handle, job.id if isinstance(job, JobRef) else job, as_seconds(timeout))
+
+    async def wait_async(self, handle: Any, job: JobRef | int, timeout: Duration) -> Status | None:  # noqa: ASYNC109 - the twin of wait
+        """Wait for the end of a committed job on an asynchronous handle in autocommit mode."""
+        return await wait_async(handle, job.id if isinstance(job, JobRef) else job, as_seconds(timeout))

@@ -23,6 +23,7 @@ class Policy:
 
     `timeout` in seconds, math.inf = none. `limit`: how many jobs of this type run at once, whatever the number of
     workers; `rate`: how many begin in a second. `sheddable`: dropped and counted where its queue is full.
+    `keep`: for how many seconds finished jobs stay in the history, with what the handler returned if `result`.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Policy:
     limit: int | None = None
     rate: float | None = None
     sheddable: bool = False
+    keep: float | None = None
+    result: bool = False
 
 
 def declare(policies: Iterable[Policy]) -> Statement[None]:
@@ -49,6 +52,7 @@ def declare(policies: Iterable[Policy]) -> Statement[None]:
             "slots": p.limit,
             "rate_per_s": p.rate,
             "sheddable": p.sheddable,
+            "keep_s": p.keep,
         }
         for p in policies
     ]

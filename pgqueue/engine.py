@@ -24,11 +24,12 @@ from pgqueue.dsn import one_line
 from pgqueue.events import Bus, LoopFailed, LoopRecovered
 from pgqueue.hand import Hand
 from pgqueue.intake import Intake
-from pgqueue.job import Claimed
+from pgqueue.job import Buried, Claimed, Completed
 from pgqueue.loop import IdlePoll, Trouble
 from pgqueue.quota import Quota
 from pgqueue.retries import Retries
 from pgqueue.round import Leases, Outcomes, Plan, Results, Rounds
+from pgqueue.run import failure_of
 from pgqueue.shelf import Item, LaneHold, Shelf
 from pgqueue.sweep import Sweeper
 from pgqueue.writeoff import WriteOff
@@ -226,6 +227,8 @@ class Engine:
         """Strike off the hand what the round has written."""
         self._write_off.settle(results, out)
         self._results_at = 0.0
+        if any(isinstance(o, Completed) and o.batched for _, o in results.ended):
+            rounds.fold_batches()
         if self._write_off.nudge:
             rounds.nudge(self._settings.queues)
             self._write_off.nudge = False
@@ -345,6 +348,11 @@ class Engine:
             except psycopg.Error as error:
                 if rounds.connection.closed:
                     return
+                if single.ended and isinstance(single.ended[0][1], Completed):
+                    # What follows it cannot be enqueued: a person has to see that, and can replay it.
+                    why = Buried(reason="permanent", failure=failure_of(error))
+                    self._write_off.instead(single.ended[0][0], why)
+                    continue
                 self._bus.emit(
                     LoopFailed(
                         loop="claim", error=f"result dropped, its lease will run out: {error}", retry_in=0.0

@@ -21,6 +21,7 @@ from pgqueue.errors import BadOption, QueueFull
 from pgqueue.job import JobRef
 from pgqueue.payload import NUL
 from pgqueue.statement import Row, Statement, load, scalar
+from pgqueue.step import MARK, Step, steps_json, steps_of
 
 #: A key, or a function that takes it from each payload (needed by enqueue_many for keys that differ).
 Key = str | Callable[[Any], str]
@@ -47,6 +48,7 @@ class OptionValues(TypedDict, total=False):
     backoff: Backoff | None
     expires_at: datetime | None
     headers: Mapping[str, Any] | None
+    then: Sequence[Step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class Options:
 
     Durations are seconds or timedeltas. `run_after` is a delay (counted from the call) or a time zone aware
     datetime. `dedup_window` is how long a dedup key stays taken, "live" = as long as its job lives.
-    `timeout=math.inf` switches the type's timeout off.
+    `timeout=math.inf` switches the type's timeout off. `then`: steps that are enqueued in the transaction in which
+    the job is acknowledged; they wait with a job that dies, and go with one that is cancelled or discarded.
     """
 
     queue: str | None = None
@@ -70,6 +73,7 @@ class Options:
     backoff: Backoff | None = None
     expires_at: datetime | None = None
     headers: Mapping[str, Any] | None = None
+    then: Sequence[Step] = ()
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -92,6 +96,10 @@ class Options:
             raise BadOption("backoff", f"{self.backoff!r} is not a pgqueue.Backoff")
         if self.headers is not None:
             headers_json(self.headers)
+        if self.then != ():
+            # A copy: what becomes of the caller's list is its own affair.
+            object.__setattr__(self, "then", steps_of("then", self.then))
+            _headers(self)
 
     def but(self, **changes: Any) -> Options:
         """Return a copy with `changes`; raise BadOption for a name that is no option."""
@@ -130,11 +138,53 @@ def enqueue(
         "timeout_s": None if options.timeout is None else as_seconds(options.timeout),
         "backoff": options.backoff.to_json() if options.backoff else None,
         "expires_at": options.expires_at,
-        "headers": headers_json(options.headers) if options.headers else None,
+        "headers": _headers(options),
         "else_queue": otherwise[0],
         "else_priority": otherwise[1],
     }
     return Statement(_SQL["enqueue"], params, _refs)
+
+
+def step(
+    name: str,
+    value: Any,
+    text: str,
+    options: Options,
+    otherwise: tuple[str | None, int | None] = (None, None),
+) -> Step:
+    """Make a step of a payload, `text` being its JSON text. A delay counts from the end of what it follows.
+
+    Raises BadOption for a dedup key: a step is enqueued once, with its parent's acknowledgement, which must not wait
+    for whoever holds the key.
+    """
+    if options.dedup_key is not None:
+        raise BadOption("dedup_key", f"a step of job {name!r} takes none; it is enqueued once in any case")
+    run_after = options.run_after
+    timeout = None if options.timeout is None else as_seconds(options.timeout)
+    kind = {
+        "name": name,
+        "queue": options.queue,
+        "priority": options.priority,
+        "run_at": run_after.isoformat() if isinstance(run_after, datetime) else None,
+        "delay": None if run_after is None or isinstance(run_after, datetime) else as_seconds(run_after),
+        "max_attempts": options.max_attempts,
+        "timeout_s": "Infinity" if timeout == math.inf else timeout,
+        "backoff": json.loads(options.backoff.to_json()) if options.backoff else None,
+        "expires_at": options.expires_at.isoformat() if options.expires_at else None,
+        "headers": dict(options.headers) if options.headers else None,
+        "else_queue": otherwise[0],
+        "else_priority": otherwise[1],
+    }
+    given = json.dumps(
+        {k: v for k, v in kind.items() if v is not None}, ensure_ascii=False, separators=(",", ":")
+    )
+    if options.then:
+        given = f'{given[:-1]},"then":{steps_json(options.then)}}}'
+    keys, idempotency_keys = (_keys(o, getattr(options, o), [value]) for o in ("key", "idempotency_key"))
+    return Step(
+        name=name, kind=given, payload=text, key=keys[0] if keys else None,
+        idempotency_key=idempotency_keys[0] if idempotency_keys else None,
+    )  # fmt: skip
 
 
 def declared(name: str) -> Statement[bool]:
@@ -190,6 +240,8 @@ def headers_json(headers: Mapping[str, Any]) -> str:
         raise BadOption("headers", "hold a NUL character, which Postgres cannot store")
     if len(data) > _MOST_HEADERS:
         raise BadOption("headers", f"have {len(data)} bytes, more than {_MOST_HEADERS}")
+    if MARK in headers:
+        raise BadOption("headers", f"{MARK!r} is the queue's own; choose another name")
     return text
 
 
@@ -211,6 +263,22 @@ def _check_text(option: str, value: str, longest: int) -> None:
         raise BadOption(option, f"has {size} bytes, more than {longest}: {value[:40]!r}...")
     if "\0" in value:
         raise BadOption(option, f"{value!r} holds a NUL character")
+
+
+def _headers(options: Options) -> str | None:
+    """Return the headers of a job with what follows it."""
+    own = headers_json(options.headers) if options.headers else "{}"
+    if not options.then:
+        return own if options.headers else None
+    rest = f",{own[1:]}" if options.headers else "}"
+    text = f'{{"{MARK}":{{"then":{steps_json(options.then)}}}{rest}'
+    # Of the most that headers may have, a step needs a few bytes for its parent and batch.
+    if (size := len(text.encode())) > _MOST_HEADERS - 100:
+        raise BadOption(
+            "then", f"what follows has {size} bytes with its payloads, more than {_MOST_HEADERS - 100}: "
+            "store payloads elsewhere and pass references, or let the handler add its steps with job.then(...)"
+        )  # fmt: skip
+    return text
 
 
 def _interval(value: float | timedelta) -> timedelta:

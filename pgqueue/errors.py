@@ -19,6 +19,7 @@ PgqueueError
   DatabaseUnreachable    no connection to Postgres
   LeaseLost              somebody else holds the job now: the result was dropped
   QueueFull              the queue refuses new jobs for the moment
+  StillRunning           a job had not ended when the wait for it was over
   HandlerSignal          what a handler raises to say how its job goes on
     Retry  Permanent  Snooze  Cancelled
 """
@@ -186,6 +187,16 @@ class QueueFull(PgqueueError):
     def __init__(self, queue: str, retry_after: timedelta) -> None:
         self.queue, self.retry_after = queue, retry_after
         super().__init__(f"queue {queue!r} is full; try again in {retry_after.total_seconds():.0f} s")
+
+
+class StillRunning(PgqueueError):
+    """The job had not ended when the time was over; it goes on."""
+
+    def __init__(self, job_id: int, state: str, seconds: float) -> None:
+        self.job_id, self.state = job_id, state
+        super().__init__(
+            f"job {job_id} is {state} after {seconds:g} s; wait longer, or look at its status later"
+        )
 
 
 class HandlerSignal(PgqueueError):

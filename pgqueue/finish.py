@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgqueue.job import Buried, Claim, Claimed, Retried
+from pgqueue.job import Buried, Claim, Claimed, Completed, Retried
 from pgqueue.statement import Statement, column, load, nothing, scalar
 
 _SQL = load("pgqueue", "finish")
@@ -29,6 +29,21 @@ class Failed:
 def ack(claims: Sequence[Claim | Claimed], *, skip: bool = False) -> Statement[list[int] | None]:
     """Delete finished jobs and count them; None if all were still ours, else the ids that were."""
     return Statement(_SQL["ack_skip" if skip else "ack"], _claims(claims), scalar)
+
+
+def complete(
+    endings: Sequence[tuple[Claim | Claimed, Completed]], *, wait: bool = False
+) -> Statement[list[int]]:
+    """Acknowledge jobs that have more to write: what follows, batch, history, result. Returns the ids done.
+
+    `wait` for a row that somebody has locked instead of passing it: for a transaction that can do nothing else.
+    """
+    rows = [
+        f'{{"id":{claim.id},"lease":{claim.lease},"result":{end.result or "null"},'
+        f'"problem":{json.dumps(end.problem)},"steps":{end.steps or "null"}}}'
+        for claim, end in endings
+    ]
+    return Statement(_SQL["complete"], {"jobs": f"[{','.join(rows)}]", "wait": wait}, column)
 
 
 def still_mine(claims: Sequence[Claim | Claimed]) -> Statement[list[int]]:

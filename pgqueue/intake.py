@@ -19,7 +19,7 @@ from pgqueue.config import WorkerSettings
 from pgqueue.events import AlreadyApplied, Bus, JobsClaimed
 from pgqueue.floors import EVERYTHING, WINDOW, Floors
 from pgqueue.hand import Hand
-from pgqueue.job import Buried, Claim, Claimed, Done, Dropped, Failure, Outcome, Released, Snoozed
+from pgqueue.job import Buried, Claim, Claimed, Dropped, Failure, Outcome, Released, Snoozed
 from pgqueue.ledger import Keyed
 from pgqueue.quota import Quota
 from pgqueue.round import LaneWish, Outcomes, Wish
@@ -240,7 +240,7 @@ class Intake:
         self._hand.keyed |= taken
         waiting = asking.keys() - taken - before
         barred: dict[int, Outcome] = dict.fromkeys(waiting, Snoozed(delay=LEDGER_WAIT))
-        return barred | dict.fromkeys(before, Done())
+        return barred | {i: self._runners[asking[i].name].ended(asking[i], None) for i in before}
 
     def _verdict(self, job: Claimed) -> Outcome | None:
         """Decide about a job that is not to run at all."""

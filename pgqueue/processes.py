@@ -16,11 +16,13 @@ import threading
 import time
 from collections import deque
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import psycopg
 
 from pgqueue.app import App, JobType
-from pgqueue.errors import ConfigError
-from pgqueue.job import Claimed, Outcome, Released
+from pgqueue.errors import ConfigError, DatabaseUnreachable, LeaseLost, PgqueueError
+from pgqueue.job import Claim, Claimed, Line, Outcome, Released
 from pgqueue.run import Runner
 
 #: Seconds a child may take to start and to import the handler's module.
@@ -32,6 +34,22 @@ _spawn = multiprocessing.get_context("spawn")
 
 class ChildDied(Exception):
     """The child process that ran the handler ended before it answered."""
+
+
+class Asked(NamedTuple):
+    """What a handler in a child wants of the parent: progress (unanswered), checkpoint or state."""
+
+    what: str
+    claim: Claim
+    text: str = ""
+    fraction: float = 0.0
+
+
+class Answer(NamedTuple):
+    """The parent's answer: a value, or why there is none (lost: the lease; else the problem in words)."""
+
+    value: Any = None
+    problem: str | None = None
 
 
 class Children:
@@ -91,7 +109,15 @@ class Child:
         """Tell whether the process still runs."""
         return self._process.is_alive()
 
-    def call(self, module: str, qualname: str, claimed: Claimed, queue: str, priority: int) -> Outcome:
+    def call(
+        self,
+        module: str,
+        qualname: str,
+        claimed: Claimed,
+        queue: str,
+        priority: int,
+        line: Line | None = None,
+    ) -> Outcome:
         """Run one job in the child; raises ChildDied if the child ends before it answers."""
         try:
             self._pipe.send((module, qualname, tuple(claimed), queue, priority))
@@ -100,6 +126,10 @@ class Child:
             answer: Any = self._pipe.recv()
             if answer == BEGUN:
                 self.began = time.monotonic()
+                answer = self._pipe.recv()
+            while isinstance(answer, Asked):
+                if (reply := _reply(answer, line)) is not None:
+                    self._pipe.send(reply)
                 answer = self._pipe.recv()
         except (EOFError, OSError) as error:
             self._process.join(5.0)
@@ -144,7 +174,7 @@ class ProcessRunner(Runner):
         child = self._children.take()
         self.at_work[claimed.id] = child
         try:
-            return child.call(*self._where, claimed, *self._levels[claimed.level])
+            return child.call(*self._where, claimed, *self._levels[claimed.level], self.line)
         except ChildDied as error:
             return Released() if self._children.closed else self.failed(claimed, error)
         finally:
@@ -160,6 +190,65 @@ class ProcessRunner(Runner):
         """Kill the child that runs this job."""
         if (child := self.at_work.get(job_id)) is not None:
             child.kill()
+
+
+def _reply(asked: Asked, line: Line | None) -> Answer | None:
+    """Do for a handler in a child what it asks for."""
+    if line is None:
+        return None if asked.what == "progress" else Answer()
+    try:
+        match asked.what:
+            case "progress":
+                line.progress(asked.claim, asked.fraction, asked.text)
+                return None
+            case "checkpoint":
+                line.checkpoint(asked.claim, asked.text)
+                return Answer()
+        return Answer(value=line.state(asked.claim))
+    except LeaseLost:
+        return Answer(problem="lost")
+    except (PgqueueError, psycopg.Error) as error:
+        return Answer(problem=str(error))
+
+
+class Wire:
+    """The line of a job in a child process: its parent, at the other end of the pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def progress(self, claim: Claim, fraction: float, note: str) -> None:
+        """Tell the parent how far the job is."""
+        with self._lock:
+            self._pipe.send(Asked("progress", claim, note, fraction))
+
+    def checkpoint(self, claim: Claim, state: str) -> None:
+        """Let the parent write the state of the job."""
+        self._ask(Asked("checkpoint", claim, state))
+
+    async def acheckpoint(self, claim: Claim, state: str) -> None:
+        """Do the same: handlers in a child are plain functions."""
+        self.checkpoint(claim, state)
+
+    def state(self, claim: Claim) -> str | None:
+        """Let the parent read the last checkpoint."""
+        found: str | None = self._ask(Asked("state", claim))
+        return found
+
+    async def astate(self, claim: Claim) -> str | None:
+        """Do the same."""
+        return self.state(claim)
+
+    def _ask(self, asked: Asked) -> Any:
+        with self._lock:
+            self._pipe.send(asked)
+            answer: Answer = self._pipe.recv()
+        if answer.problem == "lost":
+            raise LeaseLost(asked.claim.id, asked.claim.lease)
+        if answer.problem is not None:
+            raise DatabaseUnreachable("the worker's DSN", answer.problem)
+        return answer.value
 
 
 def _serve(pipe: Connection) -> None:
@@ -179,6 +268,7 @@ def _serve(pipe: Connection) -> None:
             runner = runners.get((module, qualname))
             if runner is None:
                 runner = runners[module, qualname] = Runner(_find(module, qualname))
+                runner.line = Wire(pipe)
         except Exception as error:  # noqa: BLE001 - the module may raise anything while it is imported
             pipe.send(_unimportable(claimed, error))
             continue

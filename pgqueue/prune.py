@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
+from pgqueue import batch, history, progress
 from pgqueue.statement import Statement, load, nothing
 
 _SQL = load("pgqueue", "prune")
@@ -14,12 +16,18 @@ def fold() -> Statement[None]:
     return Statement(_SQL["fold"], {}, nothing)
 
 
-def chores(ledger: timedelta) -> list[Statement[None]]:
-    """Return the statements that delete free dedup keys, old ledger rows, spent signals, attempts and workers."""
+def chores(ledger: timedelta) -> list[Statement[Any]]:
+    """Return the statements that delete free dedup keys, old ledger rows, spent signals, attempts, progress, workers.
+
+    The last one sees to the partitions of the history.
+    """
     return [
         Statement(_SQL["dedup"], {}, nothing),
         Statement(_SQL["effects"], {"keep": ledger}, nothing),
         Statement(_SQL["signals"], {}, nothing),
         Statement(_SQL["attempts"], {}, nothing),
         Statement(_SQL["workers"], {}, nothing),
+        progress.prune(),
+        batch.prune(),
+        history.days(),
     ]

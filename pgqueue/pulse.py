@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 import psycopg.sql
 
+from pgqueue.batch import fold as fold_batches
 from pgqueue.claim import paused
 from pgqueue.config import WorkerSettings
 from pgqueue.depth import gauge, sample
@@ -31,6 +32,7 @@ from pgqueue.heartbeat import beat, channels, heartbeat, lane_heartbeat, signals
 from pgqueue.job import Claim
 from pgqueue.loop import Trouble
 from pgqueue.monitor import Monitor
+from pgqueue.notebook import Notebook
 from pgqueue.pipeline import Pipeline
 from pgqueue.promote import notify, promote
 from pgqueue.prune import chores, fold
@@ -53,6 +55,7 @@ class Pulse:
         hand: Hand,
         engine: Engine,
         monitor: Monitor,
+        notebook: Notebook,
         connect: Callable[[], psycopg.Connection[Any]],
         bus: Bus,
         nonce: int,
@@ -62,6 +65,7 @@ class Pulse:
         self._hand = hand
         self._engine = engine
         self._monitor = monitor
+        self._notebook = notebook
         self._connect = connect
         self._bus = bus
         self._nonce = nonce
@@ -69,6 +73,9 @@ class Pulse:
         self._trouble = Trouble()
         self._stop = threading.Event()
         self._reader, self._writer = os.pipe()
+        self._bell = threading.Lock()
+        self._rung = self._ended = False
+        notebook.ring = self._ring
         self._promoted_to = LONG_AGO
         self._looked_whole_at = 0.0
         self._due: dict[str, float] = {}
@@ -76,8 +83,10 @@ class Pulse:
 
     def stop(self) -> None:
         """End the loop; called from another thread."""
-        os.write(self._writer, b".")  # first: the loop closes the pipe when it sees the flag
-        self._stop.set()
+        with self._bell:  # the loop closes the pipe when it sees the flag
+            self._stop.set()
+            if not self._ended:
+                os.write(self._writer, b".")
 
     def run(self) -> None:
         """Beat until stopped."""
@@ -97,8 +106,17 @@ class Pulse:
                 self._wait(wait)
         if self._connection is not None:
             self._connection.close()
-        os.close(self._reader)
-        os.close(self._writer)
+        with self._bell:
+            self._ended = True
+            os.close(self._reader)
+            os.close(self._writer)
+
+    def _ring(self) -> None:
+        """Wake the loop: a handler waits for its answer. Called from any thread."""
+        with self._bell:
+            if not self._rung and not self._ended:
+                self._rung = True
+                os.write(self._writer, b"!")
 
     def _turn(self) -> None:
         """Do whatever is due."""
@@ -107,6 +125,7 @@ class Pulse:
         settings = self._settings
         if self._is_due("heartbeat", settings.visibility / 3):
             self._heartbeat(connection)
+        self._serve_handlers(connection)
         if self._is_due("signals", 1.0) and self._hand.held:
             with Pipeline(connection) as p:
                 asked = p.send(signals(list(self._hand.held)))
@@ -115,6 +134,7 @@ class Pulse:
             self._promote(connection)
         if self._is_due("schedule", LOOK.total_seconds()):
             tick(connection)
+            self._fold_batches(connection)
         if self._is_due("beat", 5.0):
             with Pipeline(connection) as p:
                 p.send(beat(self._nonce, len(self._hand.held), draining=self._engine.draining.is_set()))
@@ -131,6 +151,12 @@ class Pulse:
             self._prune(connection)
         if self._is_due("depth", settings.depth_every) and self._bus.wants(DepthSampled):
             self._tell_depth(connection)
+
+    def _serve_handlers(self, connection: psycopg.Connection[Any]) -> None:
+        """Write and read checkpoints at once, progress once a second."""
+        self._notebook.answer(connection)
+        if self._is_due("progress", 1.0):
+            self._notebook.write(connection)
 
     def _heartbeat(self, connection: psycopg.Connection[Any]) -> None:
         held = [Claim(c.id, c.lease) for c in list(self._hand.held.values())]
@@ -175,6 +201,17 @@ class Pulse:
                 p.send(statement)
                 p.commit()
 
+    def _fold_batches(self, connection: psycopg.Connection[Any]) -> None:
+        """Complete batches whose last member ended in a transaction of its own, or whose worker died right after."""
+        with Pipeline(connection) as p:
+            mine = p.send(turn("batch", timedelta(seconds=1)))
+        if mine.result():
+            with Pipeline(connection) as p:
+                p.begin()
+                p.run("SET LOCAL lock_timeout = '1s'")
+                p.send(fold_batches())
+                p.commit()
+
     def _tell_depth(self, connection: psycopg.Connection[Any]) -> None:
         with Pipeline(connection) as p:
             found = p.send(gauge(self._settings.queues))
@@ -205,6 +242,10 @@ class Pulse:
     def _wait(self, seconds: float, *sockets: int) -> bool:
         """Wait; tell whether one of the sockets has something to say."""
         ready, _, _ = select.select([self._reader, *sockets], [], [], seconds)
+        if self._reader in ready:
+            with self._bell:
+                self._rung = False
+                os.read(self._reader, 4096)
         return any(s in ready for s in sockets)
 
     def _is_due(self, chore: str, period: float) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
+from pgqueue import batch
 from pgqueue.budget import Report, draw
 from pgqueue.claim import (
     Answer,
@@ -33,9 +34,9 @@ from pgqueue.claim import (
     suspects,
     suspects_alone,
 )
-from pgqueue.finish import Failed, ack, bury, drop, nudge, release, retry, snooze, still_mine
+from pgqueue.finish import Failed, ack, bury, complete, drop, nudge, release, retry, snooze, still_mine
 from pgqueue.heartbeat import idle
-from pgqueue.job import Buried, Claim, Claimed, Dropped, Outcome, Released, Retried, Snoozed
+from pgqueue.job import Buried, Claim, Claimed, Completed, Dropped, Outcome, Released, Retried, Snoozed
 from pgqueue.ledger import Keyed, applied, apply, take
 from pgqueue.pipeline import Pending, Pipeline
 from pgqueue.shelf import LaneHold
@@ -247,6 +248,13 @@ class Rounds:
         with Pipeline(self.connection) as p:
             p.send(nudge(queues))
 
+    def fold_batches(self) -> None:
+        """Count the members of batches that have ended, and enqueue the jobs that complete whole ones."""
+        with Pipeline(self.connection) as p:
+            p.begin()
+            p.send(batch.fold())
+            p.commit()
+
     def postpone(self, queues: Sequence[str], wait: float) -> None:
         """Put off the next sweep of these queues."""
         with Pipeline(self.connection) as p:
@@ -283,11 +291,14 @@ class Rounds:
         snoozed = [(_claim(c), o.delay) for c, o in ended if isinstance(o, Snoozed)]
         released = [_claim(c) for c, o in ended if isinstance(o, Released)]
         dropped = [_claim(c) for c, o in ended if isinstance(o, Dropped)]
+        completed = [(_claim(c), o) for c, o in ended if isinstance(o, Completed)]
         sent = []
         if results.applied:
             sent.append(
                 ([c.id for c in results.applied], p.send(apply([_claim(c) for c in results.applied])))
             )
+        if completed:
+            sent.append(([c.id for c, _ in completed], p.send(complete(completed))))
         if retried:
             sent.append(([f.claim.id for f in retried], p.send(retry(retried, self._worker))))
         if buried:

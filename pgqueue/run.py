@@ -21,19 +21,34 @@ from typing import Any
 
 from pgqueue.app import JobType
 from pgqueue.backoff import Backoff
-from pgqueue.errors import BadOption, Cancelled, Permanent, Retry, Snooze
-from pgqueue.job import Buried, Claimed, Done, Dropped, Failure, Job, Outcome, Retried, Snoozed
-from pgqueue.payload import misfit
+from pgqueue.errors import BadOption, BadPayload, Cancelled, Permanent, Retry, Snooze
+from pgqueue.job import (
+    Buried,
+    Claimed,
+    Completed,
+    Done,
+    Dropped,
+    Failure,
+    Job,
+    Line,
+    Outcome,
+    Retried,
+    Snoozed,
+)
+from pgqueue.payload import Codec, misfit
+from pgqueue.step import MARK, steps_json
 
 MESSAGE_LIMIT = 4_000
 TRACEBACK_LIMIT = 16_000
+RESULT_LIMIT = 256 * 1024
 DONE = Done()
+_RESULT = Codec("result")
 
 
 class Runner:
     """Runs the jobs of one job type."""
 
-    __slots__ = ("_decode", "_handler", "_job_parameter", "_rng", "kind", "limit", "plain")
+    __slots__ = ("_decode", "_handler", "_job_parameter", "_rng", "keeps", "kind", "limit", "line", "plain")
 
     def __init__(self, kind: JobType[Any], rng: random.Random | None = None) -> None:
         self.kind = kind
@@ -45,6 +60,10 @@ class Runner:
         self.plain = kind.payload_parameter and kind.job_parameter is None
         #: Seconds an attempt may take, unless the job says otherwise; math.inf = no limit.
         self.limit = kind.timeout
+        #: Whether finished jobs of this type go to the history.
+        self.keeps = kind.policy.keep is not None
+        #: The way of progress and checkpoints to the database; the worker sets it.
+        self.line: Line | None = None
 
     def call(self, claimed: Claimed, job: Job | None) -> Outcome:
         """Run a `def` handler to its end, in a context of its own."""
@@ -54,19 +73,34 @@ class Runner:
                     payload = self._decode(claimed.payload)
                 except (ValueError, RecursionError) as error:
                     raise Undecodable(error) from error
-                Context().run(self._handler, payload)
+                value = Context().run(self._handler, payload)
+                if claimed.extra is None and not self.keeps:
+                    return DONE
             else:
                 arguments, named = self.arguments(claimed, job)
-                Context().run(self._handler, *arguments, **named)
+                value = Context().run(self._handler, *arguments, **named)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; it becomes the outcome
             return self.failed(claimed, error)
-        return DONE
+        return self.ended(claimed, job, value)
 
     async def acall(self, claimed: Claimed, job: Job | None) -> Outcome:
         """Run an `async def` handler to its end, in a context of its own; what it raises is the caller's."""
         arguments, named = self.arguments(claimed, job)
-        await Isolated(self.kind.handler(*arguments, **named))
-        return DONE
+        return self.ended(claimed, job, await Isolated(self.kind.handler(*arguments, **named)))
+
+    def ended(self, claimed: Claimed, job: Job | None, value: Any = None) -> Outcome:
+        """Decide what there is to write about a job whose handler returned `value`: mostly nothing but that."""
+        steps = job.steps if job is not None else ()
+        mark = (own_policy(claimed).get("headers") or {}).get(MARK) if claimed.extra is not None else None
+        if not (self.keeps or steps or mark):
+            return DONE
+        result, problem = _result(value) if self.kind.policy.result else (None, None)
+        return Completed(
+            result=result,
+            problem=problem,
+            steps=steps_json(steps) if steps else None,
+            batched=isinstance(mark, dict) and "batch" in mark,
+        )
 
     def arguments(self, claimed: Claimed, job: Job | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the payload; return the handler's arguments. Raises Undecodable."""
@@ -80,7 +114,9 @@ class Runner:
 
     def context(self, claimed: Claimed, queue: str, priority: int) -> Job:
         """Build the context of an attempt."""
-        return Job(claimed, queue=queue, priority=priority, max_attempts=self.max_attempts(claimed))
+        return Job(
+            claimed, queue=queue, priority=priority, max_attempts=self.max_attempts(claimed), line=self.line
+        )
 
     def max_attempts(self, claimed: Claimed) -> int:
         """Return how many executions this job has in all."""
@@ -159,7 +195,7 @@ class Isolated:
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         context, coroutine = Context(), self._coroutine
         try:
             waiting = context.run(coroutine.send, None)
@@ -170,8 +206,8 @@ class Isolated:
                     waiting = context.run(coroutine.throw, error)
                 else:
                     waiting = context.run(coroutine.send, value)
-        except StopIteration:
-            return
+        except StopIteration as returned:
+            return returned.value
 
 
 class Undecodable(Exception):
@@ -219,6 +255,20 @@ def failure_of(error: BaseException) -> Failure:
         message=safe(message)[:MESSAGE_LIMIT],
         traceback=safe(trace)[-TRACEBACK_LIMIT:] or None,
     )
+
+
+def _result(value: Any) -> tuple[str | None, str | None]:
+    """Return the JSON text of what a handler returned, or why there is none: the job is done in either case."""
+    try:
+        text = _RESULT.encode(value)
+    except BadPayload as error:
+        return None, safe(f"the result {error.problem}")[:MESSAGE_LIMIT]
+    if (size := len(text.encode())) > RESULT_LIMIT:
+        return (
+            None,
+            f"the result has {size} bytes, more than {RESULT_LIMIT}: store it elsewhere and return a reference",
+        )
+    return text, None
 
 
 def safe(text: str) -> str:

@@ -24,7 +24,8 @@ import psycopg
 from pgqueue.app import JobType
 from pgqueue.connection import execute, execute_async
 from pgqueue.errors import LeaseLost
-from pgqueue.job import Claim, Claimed, Fenced, Job, Outcome, Written
+from pgqueue.finish import complete
+from pgqueue.job import Claim, Claimed, Completed, Fenced, Job, Outcome, Written
 from pgqueue.ledger import seal
 from pgqueue.run import Isolated, Runner
 from pgqueue.statement import Statement, load, nothing
@@ -51,10 +52,10 @@ class TransactionalRunner(Runner):
         try:
             arguments, named = self.arguments(claimed, job)
             with self._transactions.begin(self.kind.handle_type, self.timeout(claimed)) as (handle, base):
-                Context().run(self.kind.handler, *arguments, **named, **{self._handle: handle})
+                value = Context().run(self.kind.handler, *arguments, **named, **{self._handle: handle})
                 if handle is not base:
                     handle.commit()
-                if not execute(base, seal(Claim(claimed.id, claimed.lease))):
+                if not execute(base, self._seal(claimed, job, value)):
                     raise LeaseLost(claimed.id, claimed.lease)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; it becomes the outcome
             return self._ended(claimed, error)
@@ -68,14 +69,19 @@ class TransactionalRunner(Runner):
                 handle,
                 base,
             ):
-                await Isolated(self.kind.handler(*arguments, **named, **{self._handle: handle}))
+                value = await Isolated(self.kind.handler(*arguments, **named, **{self._handle: handle}))
                 if handle is not base:
                     await handle.commit()
-                if not await execute_async(base, seal(Claim(claimed.id, claimed.lease))):
+                if not await execute_async(base, self._seal(claimed, job, value)):
                     raise LeaseLost(claimed.id, claimed.lease)
         except Exception as error:  # noqa: BLE001 - as above; cancellation is the caller's
             return self._ended(claimed, error)
         return WRITTEN
+
+    def _seal(self, claimed: Claimed, job: Job | None, value: Any) -> Statement[list[int]]:
+        """Return the last statement of the transaction."""
+        claim, end = Claim(claimed.id, claimed.lease), self.ended(claimed, job, value)
+        return complete([(claim, end)], wait=True) if isinstance(end, Completed) else seal(claim)
 
     def _ended(self, claimed: Claimed, error: BaseException) -> Outcome:
         if isinstance(error, LeaseLost) and error.job_id == claimed.id:

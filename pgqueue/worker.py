@@ -33,9 +33,11 @@ from pgqueue.errors import ConfigError
 from pgqueue.events import Bus, JobSucceeded, WorkerDraining, WorkerStarted, WorkerStopped
 from pgqueue.hand import Hand
 from pgqueue.heartbeat import register, unregister
+from pgqueue.history import days
 from pgqueue.intake import Intake
 from pgqueue.loop import Wake
 from pgqueue.monitor import Monitor
+from pgqueue.notebook import Notebook
 from pgqueue.processes import Children, ProcessRunner
 from pgqueue.pulse import Pulse
 from pgqueue.quota import Quota
@@ -91,6 +93,9 @@ class Worker:
         runners: dict[str, Runner] = {
             name: self._runner(kind, children, levels) for name, kind in self._app.types.items()
         }
+        notebook = Notebook()
+        for runner in runners.values():
+            runner.line = notebook
         common: dict[str, Any] = {
             "runners": runners,
             "levels": levels,
@@ -135,6 +140,7 @@ class Worker:
             hand=hand,
             engine=self._engine,
             monitor=Monitor(hand, runners),
+            notebook=notebook,
             connect=self._connect,
             bus=self.bus,
             nonce=self._nonce,
@@ -227,6 +233,8 @@ class Worker:
         with dsns.connect(self._dsn, autocommit=True, target_session_attrs="read-write") as connection:
             require_schema(connection)
             execute(connection, declare(kind.policy for kind in self._app.types.values()))
+            if any(kind.policy.keep is not None for kind in self._app.types.values()):
+                execute(connection, days())
             execute(connection, define(self._app.schedules.values()))
             self._paused = execute(connection, paused())
             while True:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, JobSucceeded, LeasesLost
 from pgqueue.hand import Ended, Hand
 from pgqueue.intake import Intake
-from pgqueue.job import Claimed, Done, Fenced, Outcome, Released, Retried, Snoozed, Written
+from pgqueue.job import Claimed, Completed, Done, Fenced, Outcome, Released, Retried, Snoozed, Written
 from pgqueue.retries import Retries
 from pgqueue.round import Outcomes, Results
 from pgqueue.shelf import LaneHold
@@ -21,6 +21,7 @@ _ID = attrgetter("id")
 
 _WORDS = {
     "Done": "ok",
+    "Completed": "ok",
     "Written": "ok",
     "Fenced": "lost",
     "Retried": "retry",
@@ -126,9 +127,10 @@ class WriteOff:
             for lane in results.lanes:
                 hand.lanes.pop((lane.queue, lane.key, lane.pos), None)
             self._lanes = [lane for lane in self._lanes if lane not in results.lanes]
-        if done := len(results.done) + len(results.applied):
+        completed = [c for c, o in results.ended if isinstance(o, Completed)]
+        if done := len(results.done) + len(results.applied) + len(completed):
             if out.lost or out.locked:
-                done = sum(c.id in out.finished for c in (*results.done, *results.applied))
+                done = sum(c.id in out.finished for c in (*results.done, *results.applied, *completed))
             self._bus.emit(JobsAcked(count=done))
         if released := sum(isinstance(o, Released) and c.id in out.finished for c, o in results.ended):
             self.released += released
@@ -136,6 +138,10 @@ class WriteOff:
             self._bus.emit(JobsReleased(count=released))
         if out.lost:
             self._bus.emit(LeasesLost(job_ids=tuple(sorted(out.lost))))
+
+    def instead(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Write another outcome of a job than the one that cannot be written."""
+        self._ended = [(c, outcome if c is claimed else o) for c, o in self._ended]
 
     def forget(self, results: Results) -> None:
         """Drop results that cannot be written."""
@@ -169,7 +175,7 @@ class WriteOff:
     def _tell(self, ended: Ended) -> None:
         outcome: Any = ended.outcome
         failure = getattr(outcome, "failure", None)
-        kind = JobSucceeded if isinstance(outcome, Done | Written) else JobFinished
+        kind = JobSucceeded if isinstance(outcome, Done | Completed | Written) else JobFinished
         self._bus.emit(
             kind(
                 job_id=ended.claimed.id,

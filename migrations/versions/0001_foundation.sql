@@ -237,6 +237,14 @@ BEGIN
   END IF;
   RETURN NULL;
 END $$;
+CREATE FUNCTION pgqueue.wake(queue text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF pg_sequence_last_value(('pgqueue.idle_' || pgqueue.bucket($1))::regclass) > extract(epoch FROM clock_timestamp()) * 1000
+     AND current_setting('pgqueue.notify', true) IS DISTINCT FROM 'off' THEN
+    PERFORM pg_notify('pgqueue_' || pgqueue.bucket($1), '');
+  END IF;
+END $$;
+COMMENT ON FUNCTION pgqueue.wake IS 'Notify the idle workers of a queue at commit: a job that was there before has become ready.';
 CREATE TRIGGER job_wake AFTER INSERT ON pgqueue.job FOR EACH ROW WHEN (NEW.run_at IS NULL) EXECUTE FUNCTION pgqueue.job_wake();
 
 -- Turns. Work that is to be done by one process of many (sweep, promote, prune) is taken by turn: the sequence of the
@@ -249,6 +257,7 @@ END $$;
 CREATE SEQUENCE pgqueue.turn_promote MINVALUE 0 START 0;
 CREATE SEQUENCE pgqueue.turn_prune MINVALUE 0 START 0;
 CREATE SEQUENCE pgqueue.turn_schedule MINVALUE 0 START 0;
+CREATE SEQUENCE pgqueue.turn_batch MINVALUE 0 START 0;
 
 CREATE FUNCTION pgqueue.my_turn(task text, period interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -302,6 +311,36 @@ CREATE FUNCTION pgqueue.queue_full(queue text) RETURNS int LANGUAGE sql STABLE A
 $$;
 COMMENT ON FUNCTION pgqueue.queue_full IS 'Seconds after which to try again where the queue is over its max_depth or max_age_s; NULL where it takes jobs.';
 
+-- What a call with a taken dedup key changes in the modes replace and debounce. The caller holds the key's row, so that calls
+-- of one key take turns. A job that is leased, or locked by whoever claims or cancels it, stays as it is: false. Runs with the
+-- owner's rights: a producer may not touch jobs in any other way.
+CREATE FUNCTION pgqueue.dedup_change(queue text, dedup_key text, name text, payload json, due timestamptz, debounce boolean, latest interval)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  early boolean;
+BEGIN
+  WITH l AS MATERIALIZED (
+    SELECT j.id, j.run_at, CASE
+      WHEN NOT debounce AND j.attempt = 0 THEN due
+      WHEN NOT debounce THEN greatest(j.run_at, due) -- a failed job waits out its backoff
+      ELSE greatest(j.run_at, least(due, j.enqueued_at + latest)) END AS target
+    FROM pgqueue.dedup d JOIN pgqueue.job j ON j.id = d.job_id
+    WHERE d.queue = $1 AND d.key = $2 AND j.name = $3 AND j.lease = 0 FOR NO KEY UPDATE OF j SKIP LOCKED),
+  t AS (SELECT l.id, l.run_at AS was, CASE WHEN l.target > clock_timestamp() THEN l.target END AS run_at FROM l),
+  u AS (
+    UPDATE pgqueue.job j SET payload = $4, run_at = t.run_at,
+      pos = CASE WHEN t.run_at IS NULL THEN coalesce(j.pos, nextval('pgqueue.pos_seq')) END,
+      ready_at = CASE WHEN t.run_at IS NULL AND t.was IS NOT NULL THEN least(t.was, clock_timestamp()) ELSE j.ready_at END
+    FROM t WHERE j.id = t.id RETURNING t.was IS NOT NULL AND j.run_at IS NULL AS early)
+  SELECT u.early INTO early FROM u;
+  IF early THEN
+    PERFORM pgqueue.wake($1);
+  END IF;
+  RETURN early IS NOT NULL;
+END $$;
+REVOKE ALL ON FUNCTION pgqueue.dedup_change FROM PUBLIC;
+
 -- Enqueue. The only writer of job rows that fills in policy: every producer, whatever its language, writes the same row.
 CREATE FUNCTION pgqueue.enqueue_many(
   name text, payloads json,
@@ -309,8 +348,9 @@ CREATE FUNCTION pgqueue.enqueue_many(
   keys text[] DEFAULT NULL, dedup_keys text[] DEFAULT NULL, dedup_window interval DEFAULT '1 hour', dedup_live boolean DEFAULT false,
   idempotency_keys text[] DEFAULT NULL, max_attempts int DEFAULT NULL, timeout_s real DEFAULT NULL, backoff json DEFAULT NULL,
   expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL, when_full text DEFAULT 'raise',
-  else_queue text DEFAULT NULL, else_priority int DEFAULT NULL, headers_each json[] DEFAULT NULL)
-RETURNS TABLE (id bigint, created boolean) LANGUAGE plpgsql AS $$
+  else_queue text DEFAULT NULL, else_priority int DEFAULT NULL, headers_each json[] DEFAULT NULL,
+  dedup_mode text DEFAULT 'keep', dedup_max_wait interval DEFAULT NULL)
+RETURNS TABLE (id bigint, created boolean, changed boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   kind    record;
@@ -324,6 +364,7 @@ DECLARE
   got     bigint;
   ids     bigint[] := '{}';
   made    boolean[] := '{}';
+  altered boolean[] := '{}';
 BEGIN
   -- A producer's mistake is said here, in words; a CHECK would say it with the whole row, payload included.
   problem := CASE
@@ -339,6 +380,14 @@ BEGIN
     WHEN delay NOT BETWEEN interval '0' AND interval '3650 days' THEN format('delay is %s, not between 0 and ten years', delay)
     WHEN dedup_keys IS NOT NULL AND NOT dedup_live AND (dedup_window IS NULL OR dedup_window <= interval '0' OR dedup_window > interval '3650 days')
       THEN format('dedup_window is %s, not above 0 and up to ten years', dedup_window)
+    WHEN dedup_mode <> 'keep' OR dedup_mode IS NULL THEN CASE
+      WHEN dedup_mode IS NULL OR dedup_mode NOT IN ('replace', 'debounce') THEN format('dedup_mode is %L, not keep, replace or debounce', dedup_mode)
+      WHEN dedup_keys IS NULL THEN format('dedup_mode %s goes with a dedup key', dedup_mode)
+      WHEN dedup_mode = 'debounce' AND num_nonnulls(enqueue_many.run_at, delay) = 0 THEN 'dedup_mode debounce needs a delay, which each call starts anew'
+      WHEN dedup_mode = 'replace' AND dedup_max_wait IS NOT NULL THEN 'dedup_max_wait goes with dedup_mode debounce'
+      WHEN dedup_max_wait NOT BETWEEN interval '1 millisecond' AND interval '3650 days' THEN format('dedup_max_wait is %s, not above 0 and up to ten years', dedup_max_wait)
+    END
+    WHEN dedup_max_wait IS NOT NULL THEN 'dedup_max_wait goes with dedup_mode debounce'
     WHEN json_typeof(enqueue_many.headers) <> 'object' THEN 'headers must be a JSON object'
     WHEN octet_length(enqueue_many.headers::text) > 65536 THEN 'headers have more than 65536 bytes'
     WHEN json_typeof(enqueue_many.backoff) <> 'object' THEN 'backoff must be a JSON object: {"base": 1, "cap": 300, "jitter": "full"}'

@@ -23,6 +23,10 @@ t AS (
   SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name)
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(d.id), '{}') END FROM d
 
+-- name: complete
+-- The jobs are done, and have more to write than that; everything in one transaction, fenced by lease.
+SELECT pgqueue.complete(%(jobs)s::json, %(wait)s::boolean)
+
 -- name: still_mine
 -- Which of these claims still stand: one that is missing here was lost, one that is listed was only locked.
 SELECT j.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
@@ -97,8 +101,15 @@ UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt 
 WITH l AS MATERIALIZED (
   SELECT x.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
   CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
-d AS (DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.id, j.queue, j.name),
+d AS (DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.*),
 s AS (DELETE FROM pgqueue.job_signal s USING d WHERE s.job_id = d.id),
+b AS (
+  INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
+  SELECT m.batch, 'gone', count(*) FROM (SELECT pgqueue.batch_of(d.headers) AS batch FROM d WHERE d.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
+h AS (
+  INSERT INTO pgqueue.job_history (id, until, outcome, name, queue, priority, key, attempt, enqueued_at, started_at, headers, payload)
+  SELECT d.id, u.until, 'cancelled', d.name, d.queue, d.priority, d.key, d.attempt, d.enqueued_at, nullif(d.claimed_at, '-infinity'), d.headers, d.payload
+  FROM d JOIN pgqueue.job_type k ON k.name = d.name CROSS JOIN LATERAL (SELECT pgqueue.history_until(k.keep_s) AS until) u WHERE u.until IS NOT NULL),
 a AS (DELETE FROM pgqueue.attempt_log g USING d WHERE g.job_id = d.id),
 t AS (INSERT INTO pgqueue.tally (queue, name, outcome, n) SELECT d.queue, d.name, 'cancelled', count(*) FROM d GROUP BY d.queue, d.name)
 SELECT d.id FROM d
