@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from pgqueue.backoff import Backoff, seconds
 from pgqueue.errors import BadOption, QueueFull
@@ -25,9 +25,11 @@ from pgqueue.step import MARK, Step, steps_json, steps_of
 
 #: A key, or a function that takes it from each payload (needed by enqueue_many for keys that differ).
 Key = str | Callable[[Any], str]
+DedupMode = Literal["keep", "replace", "debounce"]
 
 _SQL = load("pgqueue", "enqueue")
 _HOUR = timedelta(hours=1)
+_MODES = get_args(DedupMode)
 _LONGEST_NAME = 200
 _LONGEST_KEY = 512
 _MOST_HEADERS = 64 * 1024
@@ -42,6 +44,8 @@ class OptionValues(TypedDict, total=False):
     run_after: float | timedelta | datetime | None
     dedup_key: Key | None
     dedup_window: float | timedelta | Literal["live"]
+    dedup_mode: DedupMode
+    dedup_max_wait: float | timedelta | None
     idempotency_key: Key | None
     max_attempts: int | None
     timeout: float | timedelta | None
@@ -56,7 +60,9 @@ class Options:
     """What a caller can set for the jobs it enqueues; None = the job type's policy.
 
     Durations are seconds or timedeltas. `run_after` is a delay (counted from the call) or a time zone aware
-    datetime. `dedup_window` is how long a dedup key stays taken, "live" = as long as its job lives.
+    datetime. `dedup_window` is how long a dedup key stays taken, "live" = as long as its job lives. `dedup_mode`: what
+    becomes of the job that has the key, while it waits: keep leaves it, replace gives it the payload and time of this
+    call, debounce too but its time moves back only, by `run_after` from each call, `dedup_max_wait` in all.
     `timeout=math.inf` switches the type's timeout off. `then`: steps that are enqueued in the transaction in which
     the job is acknowledged; they wait with a job that dies, and go with one that is cancelled or discarded.
     """
@@ -67,6 +73,8 @@ class Options:
     run_after: float | timedelta | datetime | None = None
     dedup_key: Key | None = None
     dedup_window: float | timedelta | Literal["live"] = _HOUR
+    dedup_mode: DedupMode = "keep"
+    dedup_max_wait: float | timedelta | None = None
     idempotency_key: Key | None = None
     max_attempts: int | None = None
     timeout: float | timedelta | None = None
@@ -89,8 +97,7 @@ class Options:
             seconds("run_after", as_seconds(self.run_after))
         if self.expires_at is not None:
             check_time("expires_at", self.expires_at)
-        if self.dedup_window != "live":
-            seconds("dedup_window", as_seconds(self.dedup_window), zero=False, hint=', or "live"')
+        _check_dedup_values(self)
         check_timeout("timeout", self.timeout)
         if self.backoff is not None and not isinstance(self.backoff, Backoff):
             raise BadOption("backoff", f"{self.backoff!r} is not a pgqueue.Backoff")
@@ -121,6 +128,7 @@ def enqueue(
 
     `otherwise` is the (queue, priority) of a job type that no worker has declared in the database yet.
     """
+    _check_dedup(options)
     run_after = options.run_after
     params: dict[str, object] = {
         "name": name,
@@ -133,6 +141,8 @@ def enqueue(
         "dedup_keys": _keys("dedup_key", options.dedup_key, values),
         "dedup_window": _HOUR if options.dedup_window == "live" else _interval(options.dedup_window),
         "dedup_live": options.dedup_window == "live",
+        "dedup_mode": options.dedup_mode,
+        "dedup_max_wait": None if options.dedup_max_wait is None else _interval(options.dedup_max_wait),
         "idempotency_keys": _keys("idempotency_key", options.idempotency_key, values),
         "max_attempts": options.max_attempts,
         "timeout_s": None if options.timeout is None else as_seconds(options.timeout),
@@ -281,6 +291,25 @@ def _headers(options: Options) -> str | None:
     return text
 
 
+def _check_dedup_values(options: Options) -> None:
+    if options.dedup_window != "live":
+        seconds("dedup_window", as_seconds(options.dedup_window), zero=False, hint=', or "live"')
+    if options.dedup_mode not in _MODES:
+        raise BadOption("dedup_mode", f"{options.dedup_mode!r} is not {', '.join(_MODES)}")
+    if options.dedup_max_wait is not None:
+        seconds("dedup_max_wait", as_seconds(options.dedup_max_wait), zero=False)
+
+
+def _check_dedup(options: Options) -> None:
+    """Refuse modes without what they need; not before the enqueue, as `using` may be called step by step."""
+    if options.dedup_mode != "keep" and options.dedup_key is None:
+        raise BadOption("dedup_mode", f"{options.dedup_mode!r} goes with a dedup_key")
+    if options.dedup_mode == "debounce" and options.run_after is None:
+        raise BadOption("dedup_mode", "'debounce' needs run_after, the delay that each call starts anew")
+    if options.dedup_mode != "debounce" and options.dedup_max_wait is not None:
+        raise BadOption("dedup_max_wait", "goes with dedup_mode='debounce'")
+
+
 def _interval(value: float | timedelta) -> timedelta:
     return value if isinstance(value, timedelta) else timedelta(seconds=value)
 
@@ -303,5 +332,5 @@ def _keys(option: str, key: Key | None, values: Sequence[Any]) -> list[str] | No
 
 def _refs(rows: Sequence[Row]) -> list[JobRef]:
     if rows and rows[0][0] < 0:  # the mark of a full queue: seconds, and the queue
-        raise QueueFull(rows[0][2], timedelta(seconds=-rows[0][0]))
-    return [JobRef(row[0], row[1]) for row in rows]
+        raise QueueFull(rows[0][3], timedelta(seconds=-rows[0][0]))
+    return [JobRef(*row[:3]) for row in rows]

@@ -19,10 +19,14 @@ _STATE = Codec("checkpoint")
 
 
 class JobRef(NamedTuple):
-    """The answer to an enqueue: the job's id, and whether this call created it (no: dedup key taken, or shed)."""
+    """The answer to an enqueue: the job's id, and whether this call created it (no: dedup key taken, or shed).
+
+    `changed`: the job that has the dedup key waits, and took payload and time of this call (see `dedup_mode`).
+    """
 
     id: int
     created: bool
+    changed: bool = False
 
     @property
     def shed(self) -> bool:

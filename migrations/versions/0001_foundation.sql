@@ -380,14 +380,6 @@ BEGIN
     WHEN delay NOT BETWEEN interval '0' AND interval '3650 days' THEN format('delay is %s, not between 0 and ten years', delay)
     WHEN dedup_keys IS NOT NULL AND NOT dedup_live AND (dedup_window IS NULL OR dedup_window <= interval '0' OR dedup_window > interval '3650 days')
       THEN format('dedup_window is %s, not above 0 and up to ten years', dedup_window)
-    WHEN dedup_mode <> 'keep' OR dedup_mode IS NULL THEN CASE
-      WHEN dedup_mode IS NULL OR dedup_mode NOT IN ('replace', 'debounce') THEN format('dedup_mode is %L, not keep, replace or debounce', dedup_mode)
-      WHEN dedup_keys IS NULL THEN format('dedup_mode %s goes with a dedup key', dedup_mode)
-      WHEN dedup_mode = 'debounce' AND num_nonnulls(enqueue_many.run_at, delay) = 0 THEN 'dedup_mode debounce needs a delay, which each call starts anew'
-      WHEN dedup_mode = 'replace' AND dedup_max_wait IS NOT NULL THEN 'dedup_max_wait goes with dedup_mode debounce'
-      WHEN dedup_max_wait NOT BETWEEN interval '1 millisecond' AND interval '3650 days' THEN format('dedup_max_wait is %s, not above 0 and up to ten years', dedup_max_wait)
-    END
-    WHEN dedup_max_wait IS NOT NULL THEN 'dedup_max_wait goes with dedup_mode debounce'
     WHEN json_typeof(enqueue_many.headers) <> 'object' THEN 'headers must be a JSON object'
     WHEN octet_length(enqueue_many.headers::text) > 65536 THEN 'headers have more than 65536 bytes'
     WHEN json_typeof(enqueue_many.backoff) <> 'object' THEN 'backoff must be a JSON object: {"base": 1, "cap": 300, "jitter": "full"}'
@@ -397,6 +389,15 @@ BEGIN
     WHEN headers_each IS NOT NULL AND (dedup_keys IS NOT NULL OR cardinality(headers_each) <> json_array_length(payloads))
       THEN 'headers_each must hold one object for each payload, and goes without dedup keys'
   END;
+  IF problem IS NULL AND (dedup_mode IS DISTINCT FROM 'keep' OR dedup_max_wait IS NOT NULL) THEN
+    problem := CASE
+      WHEN dedup_mode IS NULL OR dedup_mode NOT IN ('keep', 'replace', 'debounce') THEN format('dedup_mode is %L, not keep, replace or debounce', dedup_mode)
+      WHEN dedup_max_wait IS NOT NULL AND dedup_mode <> 'debounce' THEN 'dedup_max_wait goes with dedup_mode debounce'
+      WHEN dedup_keys IS NULL THEN format('dedup_mode %s goes with a dedup key', dedup_mode)
+      WHEN dedup_mode = 'debounce' AND num_nonnulls(enqueue_many.run_at, delay) = 0 THEN 'dedup_mode debounce needs a delay, which each call starts anew'
+      WHEN dedup_max_wait NOT BETWEEN interval '1 millisecond' AND interval '3650 days' THEN format('dedup_max_wait is %s, not above 0 and up to ten years', dedup_max_wait)
+    END;
+  END IF;
   IF problem IS NULL AND enqueue_many.backoff IS NOT NULL THEN
     problem := CASE
       WHEN json_typeof(enqueue_many.backoff->'base') <> 'number' OR json_typeof(enqueue_many.backoff->'cap') <> 'number'
@@ -425,7 +426,7 @@ BEGIN
   IF problem IS NOT NULL THEN
     RAISE EXCEPTION USING MESSAGE = format('pgqueue.enqueue of job %L: %s', left(enqueue_many.name, 200), problem), ERRCODE = '22023';
   END IF;
-  due := coalesce(enqueue_many.run_at, clock_timestamp() + enqueue_many.delay);
+  due := least(coalesce(enqueue_many.run_at, clock_timestamp() + enqueue_many.delay), clock_timestamp() + dedup_max_wait);
   IF due <= clock_timestamp() THEN
     due := NULL;
   END IF;
@@ -446,10 +447,10 @@ BEGIN
     wait_s := pgqueue.queue_full(to_q);
     IF wait_s IS NOT NULL AND kind.sheddable THEN
       INSERT INTO pgqueue.tally (queue, name, outcome, n) VALUES (to_q, enqueue_many.name, 'shed', json_array_length(payloads));
-      RETURN QUERY SELECT 0::bigint, false FROM generate_series(1, json_array_length(payloads));
+      RETURN QUERY SELECT 0::bigint, false, false FROM generate_series(1, json_array_length(payloads));
       RETURN;
     ELSIF wait_s IS NOT NULL AND when_full = 'tell' THEN
-      RETURN QUERY SELECT -wait_s::bigint, false;
+      RETURN QUERY SELECT -wait_s::bigint, false, false;
       RETURN;
     ELSIF wait_s IS NOT NULL THEN
       RAISE EXCEPTION 'queue % is full; try again in % s', to_q, wait_s
@@ -465,7 +466,7 @@ BEGIN
              enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, coalesce(p.headers, enqueue_many.headers), p.value
       FROM ROWS FROM (json_array_elements(payloads), unnest(keys), unnest(idempotency_keys), unnest(headers_each)) WITH ORDINALITY p(value, key, idem, headers, n)
       ORDER BY p.n
-      RETURNING j.id, true;
+      RETURNING j.id, true, false;
     RETURN;
   END IF;
 
@@ -482,8 +483,21 @@ BEGIN
       SELECT d.job_id INTO got FROM pgqueue.dedup d
       WHERE d.queue = to_q AND d.key = r.dedup
         AND CASE WHEN d.until IS NULL THEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = d.job_id) ELSE d.until > clock_timestamp() END;
+      IF FOUND AND dedup_mode <> 'keep' THEN
+        -- Calls that change the job of one key take turns; whose it is then is asked anew.
+        PERFORM FROM pgqueue.dedup d WHERE d.queue = to_q AND d.key = r.dedup FOR NO KEY UPDATE;
+        SELECT d.job_id INTO got FROM pgqueue.dedup d
+        WHERE d.queue = to_q AND d.key = r.dedup
+          AND CASE WHEN d.until IS NULL THEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = d.job_id) ELSE d.until > clock_timestamp() END;
+      END IF;
       IF FOUND THEN
-        ids[r.n] := got; made[r.n] := false;
+        ids[r.n] := got; made[r.n] := false; altered[r.n] := false;
+        IF dedup_mode <> 'keep' THEN
+          altered[r.n] := pgqueue.dedup_change(to_q, r.dedup, enqueue_many.name, r.value, due, dedup_mode = 'debounce', dedup_max_wait);
+          IF altered[r.n] AND NOT dedup_live THEN
+            UPDATE pgqueue.dedup d SET until = clock_timestamp() + dedup_window WHERE d.queue = to_q AND d.key = r.dedup AND d.until IS NOT NULL;
+          END IF;
+        END IF;
         EXIT;
       END IF;
       jid := coalesce(jid, nextval(pg_get_serial_sequence('pgqueue.job', 'id')));
@@ -500,16 +514,17 @@ BEGIN
       VALUES (jid, enqueue_many.name, to_q, to_prio, CASE WHEN due IS NULL THEN nextval('pgqueue.pos_seq') END, due,
               coalesce(r.key, CASE WHEN kind.slots IS NOT NULL THEN '@' || enqueue_many.name END), r.dedup, r.idem,
               enqueue_many.max_attempts, enqueue_many.timeout_s, enqueue_many.backoff, enqueue_many.expires_at, enqueue_many.headers, r.value);
-      ids[r.n] := jid; made[r.n] := true;
+      ids[r.n] := jid; made[r.n] := true; altered[r.n] := false;
       EXIT;
     END LOOP;
     IF ids[r.n] IS NULL THEN
       RAISE EXCEPTION 'dedup key % of queue % changed hands ten times', r.dedup, to_q USING ERRCODE = '55P03';
     END IF;
   END LOOP;
-  RETURN QUERY SELECT u.i, u.c FROM unnest(ids, made) WITH ORDINALITY u(i, c, n) ORDER BY u.n;
+  RETURN QUERY SELECT u.i, u.c, u.a FROM unnest(ids, made, altered) WITH ORDINALITY u(i, c, a, n) ORDER BY u.n;
 END $$;
-COMMENT ON FUNCTION pgqueue.enqueue_many IS 'Enqueue one job per element of payloads in the current transaction; ids in the order of payloads. Where the queue is full: '
+COMMENT ON FUNCTION pgqueue.enqueue_many IS 'Enqueue one job per element of payloads in the current transaction; ids in the order of payloads. '
+  'changed: the waiting job of a taken dedup key took the payload and time of this call (dedup_mode replace, debounce). Where the queue is full: '
   'a sheddable job is dropped and has id 0; when_full raise: SQLSTATE 53400; tell: one row with the negative of the seconds to wait; ignore: enqueue.';
 
 CREATE FUNCTION pgqueue.enqueue(
@@ -517,11 +532,12 @@ CREATE FUNCTION pgqueue.enqueue(
   queue text DEFAULT NULL, priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
   key text DEFAULT NULL, dedup_key text DEFAULT NULL, dedup_window interval DEFAULT '1 hour', dedup_live boolean DEFAULT false,
   idempotency_key text DEFAULT NULL, max_attempts int DEFAULT NULL, timeout_s real DEFAULT NULL, backoff json DEFAULT NULL,
-  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL)
+  expires_at timestamptz DEFAULT NULL, headers json DEFAULT NULL, dedup_mode text DEFAULT 'keep', dedup_max_wait interval DEFAULT NULL)
 RETURNS bigint LANGUAGE sql AS $$
   SELECT m.id FROM pgqueue.enqueue_many(name, json_build_array(payload), queue, priority, run_at, delay,
     CASE WHEN key IS NOT NULL THEN ARRAY[key] END, CASE WHEN dedup_key IS NOT NULL THEN ARRAY[dedup_key] END, dedup_window, dedup_live,
-    CASE WHEN idempotency_key IS NOT NULL THEN ARRAY[idempotency_key] END, max_attempts, timeout_s, backoff, expires_at, headers) m
+    CASE WHEN idempotency_key IS NOT NULL THEN ARRAY[idempotency_key] END, max_attempts, timeout_s, backoff, expires_at, headers,
+    dedup_mode => dedup_mode, dedup_max_wait => dedup_max_wait) m
 $$;
 COMMENT ON FUNCTION pgqueue.enqueue IS 'Enqueue one job in the current transaction; returns its id (of the existing job where dedup_key is taken).';
 
@@ -1360,10 +1376,10 @@ BEGIN
       'USAGE ON SEQUENCE pgqueue.pos_seq', 'USAGE ON SEQUENCE pgqueue.job_id_seq', 'INSERT, SELECT (id) ON pgqueue.outbox',
       'USAGE ON SEQUENCE pgqueue.outbox_id_seq', 'SELECT, INSERT ON pgqueue.inbox', 'SELECT, INSERT, UPDATE ON pgqueue.inbox_version',
       'SELECT ON pgqueue.depth_sample', 'SELECT ON pgqueue.queue', 'INSERT ON pgqueue.tally', 'INSERT, SELECT (id) ON pgqueue.batch',
-      'SELECT ON pgqueue.batch_status', 'EXECUTE ON FUNCTION pgqueue.status']
+      'SELECT ON pgqueue.batch_status', 'EXECUTE ON FUNCTION pgqueue.status', 'EXECUTE ON FUNCTION pgqueue.dedup_change']
     WHEN 'worker' THEN ARRAY[
       'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue', 'USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA pgqueue',
-      'EXECUTE ON FUNCTION pgqueue.status']
+      'EXECUTE ON FUNCTION pgqueue.status', 'EXECUTE ON FUNCTION pgqueue.dedup_change']
     WHEN 'relay' THEN ARRAY[
       'SELECT, INSERT, UPDATE, DELETE ON pgqueue.outbox', 'SELECT, INSERT, UPDATE, DELETE ON pgqueue.relay',
       'SELECT, INSERT, UPDATE ON pgqueue.outbox_replay', 'SELECT, UPDATE ON pgqueue.relay_partition', 'SELECT, DELETE ON pgqueue.inbox', 'USAGE, SELECT ON SEQUENCE pgqueue.outbox_id_seq',

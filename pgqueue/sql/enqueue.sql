@@ -1,12 +1,13 @@
 -- name: enqueue
 -- One job per element of payloads, in the caller's transaction. The SQL function fills in what the caller left out;
 -- of a full queue it tells by one row with a negative id, and its name stands beside it.
-SELECT m.id, m.created,
+SELECT m.id, m.created, m.changed,
   CASE WHEN m.id < 0 THEN coalesce(%(queue)s::text, (SELECT t.queue FROM pgqueue.job_type t WHERE t.name = %(name)s::text), 'default') END
 FROM pgqueue.enqueue_many(
   name => %(name)s::text, payloads => %(payloads)s::json, queue => %(queue)s::text, priority => %(priority)s::int,
   run_at => %(run_at)s::timestamptz, delay => %(delay)s::interval, keys => %(keys)s::text[],
   dedup_keys => %(dedup_keys)s::text[], dedup_window => %(dedup_window)s::interval, dedup_live => %(dedup_live)s::boolean,
+  dedup_mode => %(dedup_mode)s::text, dedup_max_wait => %(dedup_max_wait)s::interval,
   idempotency_keys => %(idempotency_keys)s::text[], max_attempts => %(max_attempts)s::int, timeout_s => %(timeout_s)s::real,
   backoff => %(backoff)s::json, expires_at => %(expires_at)s::timestamptz, headers => %(headers)s::json, when_full => 'tell',
   else_queue => %(else_queue)s::text, else_priority => %(else_priority)s::int) m

@@ -113,6 +113,8 @@ def test_a_producer_enqueues_and_adds_events_and_reads_no_payload(
     first = send_receipt.using(dedup_key="d", key="k").enqueue(producer, Receipt(order_id=1))
     again = send_receipt.using(dedup_key="d", key="k").enqueue(producer, Receipt(order_id=2))
     assert (again.id, again.created) == (first.id, False)
+    latest = send_receipt.using(dedup_key="d", dedup_mode="replace")
+    assert latest.enqueue(producer, Receipt(order_id=9)).changed
     send_receipt.enqueue_many(producer, [Receipt(order_id=3), Receipt(order_id=4)])
     producer.execute("SELECT pgqueue.enqueue('from-sql', '{}', delay => interval '1 h', queue => 'bulk')")
     Outbox().add(producer, "order.placed", {"id": 1}, aggregate_id="order-1", version=1)
