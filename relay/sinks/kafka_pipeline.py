@@ -7,6 +7,7 @@ producer is purged and thrown away. What may still arrive from a thrown-away pro
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,9 +25,11 @@ Headers = list[tuple[str, str | bytes | None]]
 Answers = dict[int, "KafkaError | None"]
 
 CONNECT_S: Final = 5.0
+LIMIT_S: Final = 2.0
 #: How long a call waits on when every broker is away.
-DOWN_S: Final = 2.0
+DOWN_S: Final = 3.0
 POLL_S: Final = 0.05
+PURGE_S: Final = 1.0
 #: A missing topic is looked for again after this.
 TOPICS_S: Final = 5.0
 #: A topic's max.message.bytes where nobody changed it, and the library's batches.
@@ -48,8 +51,10 @@ DEFAULTS: Final[Mapping[str, Setting]] = {
     "queue.buffering.max.kbytes": 64 * 1024,
     "reconnect.backoff.max.ms": 1000,
     "socket.keepalive.enable": True,
-    "log_level": 2,
 }
+
+#: The library's own log lines: one for every connection that fails. What it says last goes into `trouble`.
+_SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)  # noqa: LOG001 - of nobody's tree
 
 _ALL_BROKERS_DOWN: Final = -187
 _TIMED_OUT: Final = -192
@@ -114,15 +119,14 @@ class Pipeline:
         if self._producer_batch != self._batch_bytes:
             self.drop()
         producer = self._ready(until)
+        # What was told of idle connections does not count.
+        self._poll(producer, 0)
+        self._down_at = None
         answers: Answers = {}
         for record in records:
             if not self._put(producer, record, answers, until) or any(answers.values()):
                 break
-        while len(producer) and not self._over(until) and not any(answers.values()):
-            producer.poll(POLL_S)
-        if len(producer):
-            producer.purge(in_queue=True, in_flight=True, blocking=True)
-            producer.flush(1.0)
+        self._wait(producer, answers, until)
         if len(answers) < len(records):
             lost = self._kafka.KafkaError(_TIMED_OUT, "not confirmed in time")
             for record in records:
@@ -136,7 +140,6 @@ class Pipeline:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge(in_queue=True, in_flight=True, blocking=False)
-            producer.poll(0)
 
     def forget(self) -> None:
         """Look at the topics anew."""
@@ -147,9 +150,8 @@ class Pipeline:
     def check(self) -> str | None:
         """Have the library look at the settings, without a broker to connect to; return what it minds."""
         try:
-            self._kafka.Producer(
-                {name: value for name, value in self._settings.items() if name != "bootstrap.servers"}
-            )
+            own: dict[str, Any] = {**self._settings, "bootstrap.servers": "", "logger": _SILENT}
+            self._kafka.Producer(own)
         except self._kafka.KafkaException as error:
             return str(error.args[0].str())
         return None
@@ -163,7 +165,7 @@ class Pipeline:
                     record.topic, record.value, key=record.key, headers=record.headers, on_delivery=report
                 )
             except BufferError:  # as much is under way as is allowed
-                producer.poll(POLL_S)
+                self._poll(producer)
                 if self._over(until):
                     return False
             except self._kafka.KafkaException as error:
@@ -171,6 +173,19 @@ class Pipeline:
                 return True
             else:
                 return True
+
+    def _wait(self, producer: Producer, answers: Answers, until: float) -> None:
+        """Wait for the reports until one is bad or there is no more time; give up the rest."""
+        while len(producer) and not self._over(until) and not any(answers.values()):
+            before = len(answers)
+            self._poll(producer)
+            if len(answers) > before:
+                self._down_at = None
+        if len(producer):
+            producer.purge(in_queue=True, in_flight=True, blocking=True)
+        until = time.monotonic() + PURGE_S
+        while len(producer) and time.monotonic() < until:
+            self._poll(producer)
 
     def _ready(self, until: float) -> Producer:
         if self._producer is None:
@@ -181,6 +196,7 @@ class Pipeline:
                 **self._settings,
                 "batch.size": self._batch_bytes,
                 "error_cb": self._on_error,
+                "logger": _SILENT,
             }
             producer = self._kafka.Producer(own)
             self._list(producer, until)
@@ -192,21 +208,30 @@ class Pipeline:
         try:
             topics: Mapping[str, object] = producer.list_topics(timeout=wait).topics
         except self._kafka.KafkaException as error:
-            producer.poll(0)
+            self._poll(producer)
             raise SinkUnavailable(self._name, self.trouble or error.args[0].str()) from error
         return topics
 
     def _ask_limit(self, topic: str, until: float) -> int:
         from confluent_kafka import admin
 
-        wait = max(0.1, min(CONNECT_S, until - time.monotonic()))
+        wait = max(0.1, min(LIMIT_S, until - time.monotonic()))
         asked = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, topic)  # type: ignore[attr-defined]
-        client = admin.AdminClient(dict(self._settings))
+        own: dict[str, Any] = {**self._settings, "logger": _SILENT}
+        client = admin.AdminClient(own)
         try:
             answer = client.describe_configs([asked], request_timeout=wait)[asked].result(wait)
             return int(answer["max.message.bytes"].value)
         except (self._kafka.KafkaException, KeyError, TypeError, ValueError, TimeoutError):
             return MAX_BYTES  # not allowed to ask, or a broker that has no such setting
+
+    def _poll(self, producer: Producer, seconds: float = POLL_S) -> None:
+        """Serve the reports that have come; a fatal error of the producer shows in them too."""
+        try:
+            producer.poll(seconds)
+        except self._kafka.KafkaException as error:
+            self._down_at = self._down_at or time.monotonic() - DOWN_S
+            self.trouble = error.args[0].str()
 
     def _over(self, until: float) -> bool:
         """Tell whether waiting is of no use any more."""
