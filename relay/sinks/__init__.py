@@ -86,6 +86,9 @@ _HERE: Final[Mapping[str, str]] = {
     "nats": "relay.sinks.nats",
     "redis": "relay.sinks.redis",
     "rediss": "relay.sinks.redis",
+    "sqs": "relay.sinks.sqs",
+    "sns": "relay.sinks.sns",
+    "kinesis": "relay.sinks.kinesis",
 }
 
 

