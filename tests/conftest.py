@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from pgqueue.embedded import Embedded, EmbeddedUnavailable
-from tests.server import FAST, Connection, Server
+from tests.server import FAST, Connection, Server, in_memory
 
 KEPT = {"PGQUEUE_TEST_DSN", "PGQUEUE_CI", "PGQUEUE_CHAOS"}
 BROKER = "broker:"
@@ -54,7 +54,7 @@ def server() -> Iterator[Server]:
             found = Server(conninfo=container(stack, version))
         else:
             try:
-                own = stack.enter_context(Embedded(settings=FAST))
+                own = stack.enter_context(Embedded(settings=FAST, scratch=in_memory()))
             except EmbeddedUnavailable as error:
                 if shutil.which("docker") is None:
                     pytest.exit(str(error), returncode=3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote, urlencode
 
@@ -27,6 +30,17 @@ FAST = {
     "timezone": "UTC",
 }
 """Settings of the embedded server: a test kills processes, never the machine, so fsync buys nothing."""
+
+ROOM = 3 * 2**30
+"""Bytes that a run of the suite may need."""
+
+
+def in_memory() -> Path | None:
+    """Return a file system in memory with room for a run: databases are made on it in a tenth of the time."""
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK) or shutil.disk_usage(place).free < ROOM:
+        return None
+    return place
 
 
 def url(conninfo: str, dbname: str | None = None) -> str:
@@ -76,7 +90,7 @@ class Server:
         name = f"{self.prefix}_{self.count}"
         with self.admin() as admin:
             admin.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy").format(
                     sql.Identifier(name), sql.Identifier(template or "template0")
                 )
             )

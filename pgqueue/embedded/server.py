@@ -56,14 +56,22 @@ class Embedded:
     """A PostgreSQL server of one's own, as a context manager.
 
     With `path=None` its data are thrown away at the end; otherwise they are kept in `<path>/pgdata` and
-    used again by the next server of the same major version. Only one server runs on a path at a time. It
+    used again by the next server of the same major version. Only one server runs on a path at a time.
+    `scratch` is where throw-away data go instead of the temp folder, a file system in memory for example. It
     listens on a Unix socket in a folder that only this user (or, for root, the unprivileged account that
     runs it) may enter, and trusts whoever enters. Its death follows the owner's, SIGKILL included. Not
     meant to be shared by threads that start and stop it.
     """
 
-    def __init__(self, path: Path | None = None, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        scratch: Path | None = None,
+    ) -> None:
         self.path = None if path is None else Path(path).absolute()
+        self.scratch = scratch
         self.settings = dict(settings or {})
         self._folder: Path | None = None
         self._data: Path | None = None
@@ -158,7 +166,7 @@ class Embedded:
             return
         self._account = account()
         self._binaries = runnable(installed(), self._account)
-        temp = temp_folder(self._account)
+        temp = self.scratch or temp_folder(self._account)
         if len(os.fsencode(temp / "pgqueue-12345678" / "s" / SOCKET_NAME)) > SOCKET_PATH_MAX:
             temp = Path("/tmp")  # noqa: S108 - only a fresh 0700 folder inside is used
         self._folder = Path(tempfile.mkdtemp(prefix="pgqueue-", dir=temp))
