@@ -17,25 +17,22 @@ single active consumers.
 from __future__ import annotations
 
 import random
-import re
 import socket
-import struct
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pgqueue.errors import ConfigError
-from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, Unavailable, attributes
+from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, attributes
 from relay.sinks import SinkContext, SinkUnavailable
+from relay.sinks.amqp_link import AmqpLink
 from relay.sinks.destination import Address, Destination
+from relay.sinks.window import windows
 
 PORT: Final = 5672
 TLS_PORT: Final = 5671
 OPTIONS: Final = ("exchange", "routing_key", "queue", "max_bytes", "durable", "ca")
 CONNECT_S: Final = 5.0
-#: How long confirmations may still come after the broker said that it takes no more.
-BLOCKED_S: Final = 1.0
 #: Not yet confirmed at a time.
 WINDOW: Final = 1000
 WINDOW_BYTES: Final = 16 * 1024 * 1024
@@ -47,8 +44,6 @@ FRAME_SLACK: Final = 1024
 REFUSED: Final = 406
 
 _SILENCE: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
-_ABORT: Final = struct.pack("ii", 1, 0)
-_ARGUMENT = re.compile(r"inequivalent arg '(\w+)'.* but current is '([^']+)'", re.DOTALL)
 
 
 class AmqpSink:
@@ -76,7 +71,7 @@ class AmqpSink:
         self._max_bytes = address.number("max_bytes", MAX_BYTES)
         self._source = context.source
         self._timeout = context.send_timeout
-        self._link: _Link | None = None
+        self._link: AmqpLink | None = None
 
     def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
         """Send events in windows and wait for the broker's confirmations."""
@@ -107,7 +102,7 @@ class AmqpSink:
 
     def _send(self, events: Sequence[Event], receipts: dict[int, Receipt], until: float) -> None:
         amqp = self._amqp
-        for window in _windows(events):
+        for window in windows(events, _size, most=WINDOW, most_bytes=WINDOW_BYTES):
             if time.monotonic() >= until or (self._link is not None and self._link.blocked):
                 break
             try:
@@ -180,10 +175,10 @@ class AmqpSink:
             else None
         )
 
-    def _open(self) -> _Link:
+    def _open(self) -> AmqpLink:
         problems = []
         for host, port in random.sample(self._address.hosts, len(self._address.hosts)):
-            link = _Link(self._connection(host, port), self._amqp.exceptions)
+            link = AmqpLink(self._connection(host, port), self._amqp.exceptions)
             try:
                 link.connect()
                 self._look_at_topology(link)
@@ -221,7 +216,7 @@ class AmqpSink:
             client_properties={"connection_name": "outbox-relay"},
         )
 
-    def _look_at_topology(self, link: _Link) -> None:
+    def _look_at_topology(self, link: AmqpLink) -> None:
         """Check that exchange or queue is there and outlives the broker's restart."""
         if self._queue is not None:
             what, name = "queue", self._queue
@@ -243,140 +238,6 @@ class AmqpSink:
             )
 
 
-class _Link:
-    """One connection and the channel that confirms."""
-
-    def __init__(self, connection: Any, errors: Any) -> None:
-        self.blocked = False
-        self.settled: dict[int, Receipt] = {}
-        self._connection = connection
-        self._errors = errors
-        self._channel: Any = None
-        self._tag = 0
-        self._waiting: dict[int, Event] = {}
-        self._returned: dict[str, str] = {}
-        connection.on_blocked = lambda _: self._block(blocked=True)
-        connection.on_unblocked = lambda: self._block(blocked=False)
-
-    @property
-    def frame_max(self) -> int:
-        """Return the longest frame that both sides take."""
-        return int(self._connection.frame_max)
-
-    @property
-    def late(self) -> bool:
-        """Tell whether the broker owes confirmations though it takes messages."""
-        return bool(self._waiting) and not self.blocked
-
-    def connect(self) -> None:
-        """Connect and log in."""
-        self._connection.connect()
-
-    def begin(self) -> None:
-        """Open the channel that confirms."""
-        self._channel = channel = self._connection.channel()
-        channel.confirm_select()
-        channel.events["basic_ack"].add(self._on_ack)
-        channel.events["basic_nack"].add(self._on_nack)
-        channel.events["basic_return"].add(self._on_return)
-
-    def publish(
-        self, events: Sequence[Event], message: Callable[[Event], tuple[Any, str, str]], until: float
-    ) -> dict[int, Receipt]:
-        """Send events and wait for the confirmations, at most until then or a moment after a block."""
-        self.settled = {}
-        self._returned.clear()
-        self._waiting.clear()
-        for event in events:
-            if self.blocked:
-                break
-            content, exchange, key = message(event)
-            self._tag += 1
-            self._waiting[self._tag] = event
-            self._channel.basic_publish(content, exchange, key, mandatory=True)
-        given_up = until
-        while self._waiting:
-            if self.blocked:
-                given_up = min(given_up, time.monotonic() + BLOCKED_S)
-            left = given_up - time.monotonic()
-            if left <= 0 or not self._drain(left):
-                break
-        reason = "the broker takes nothing for the moment" if self.blocked else "no confirmation in time"
-        for event in self._waiting.values():
-            self.settled[event.id] = Unavailable(reason)
-        return self.settled
-
-    def still_blocked(self) -> bool:
-        """Look whether the broker takes messages again."""
-        if self.blocked:
-            self._drain(BLOCKED_S)
-        return self.blocked
-
-    def ask(self, question: Callable[[Any], object]) -> str | None:
-        """Put a question on a channel of its own; return what the broker has against it."""
-        channel = self._connection.channel()
-        try:
-            question(channel)
-        except self._errors.ChannelError as error:
-            return str(error.reply_text)
-        finally:
-            channel.close()
-        return None
-
-    def transient(self, what: str, name: str) -> bool:
-        """Tell whether a thing that is there is not durable: a declaration that differs says in what."""
-        kind = "direct"
-        for _ in range(2):
-            if what == "queue":
-                answer = self.ask(lambda c: c.queue_declare(name, durable=True, auto_delete=False))
-            else:
-                answer = self.ask(
-                    lambda c, k=kind: c.exchange_declare(name, k, durable=True, auto_delete=False)  # type: ignore[misc]
-                )
-            found = _ARGUMENT.search(answer or "")
-            if found is None or found[1] != "type":
-                return found is not None and found[1] == "durable"
-            kind = found[2]
-        return False
-
-    def drop(self) -> None:
-        """Close the socket at once; what the broker has not read is dropped with it."""
-        if self._waiting and self._connection.connected:
-            with suppress(OSError):
-                self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
-        self._connection.collect()
-
-    def _drain(self, seconds: float) -> bool:
-        try:
-            self._connection.drain_events(timeout=seconds)
-        except TimeoutError:
-            return False
-        return True
-
-    def _block(self, *, blocked: bool) -> None:
-        self.blocked = blocked
-
-    def _on_ack(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - the library's signature
-        for event in self._taken(tag, multiple=multiple):
-            returned = self._returned.pop(event.idempotency_key, None)
-            self.settled[event.id] = Unavailable(returned) if returned is not None else CONFIRMED
-
-    def _on_nack(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - the library's signature
-        for event in self._taken(tag, multiple=multiple):
-            self.settled[event.id] = Unavailable(
-                "refused by the queue (nack): it is full, or its leader is gone"
-            )
-
-    def _on_return(self, _error: object, exchange: str, key: str, message: Any) -> None:
-        place = f"exchange {exchange!r} with routing key {key!r}" if exchange else f"queue {key!r}"
-        reason = f"no queue takes it: {place} leads nowhere; bind a queue"
-        self._returned[message.properties["message_id"]] = reason
-
-    def _taken(self, tag: int, *, multiple: bool) -> list[Event]:
-        tags = [t for t in self._waiting if t <= tag] if multiple else [tag]
-        return [self._waiting.pop(t) for t in tags if t in self._waiting]
-
-
 def open_sink(url: str, context: SinkContext) -> AmqpSink:
     """Return the sink for an `amqp:` or `amqps:` URL."""
     try:
@@ -385,17 +246,8 @@ def open_sink(url: str, context: SinkContext) -> AmqpSink:
         raise ConfigError(f"sink amqp: needs {error.name}; install pgqueue-relay[rabbitmq]") from error
 
 
-def _windows(events: Sequence[Event]) -> list[list[Event]]:
-    """Cut events into windows by number and by bytes."""
-    windows: list[list[Event]] = []
-    size = 0
-    for event in events:
-        if not windows or len(windows[-1]) >= WINDOW or size + len(event.payload) > WINDOW_BYTES:
-            windows.append([])
-            size = 0
-        windows[-1].append(event)
-        size += len(event.payload)
-    return windows
+def _size(event: Event) -> int:
+    return len(event.payload)
 
 
 def _text(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, Unavailable, attributes
 from relay.sinks import SinkContext, SinkUnavailable
 from relay.sinks.destination import Address, Destination
+from relay.sinks.window import windows
 
 if TYPE_CHECKING:
     import redis
@@ -81,7 +82,7 @@ class RedisSink:
             if event.key not in stopped:
                 receipts[event.id] = Rejected(f"payload has {size} bytes, more than {self._max_bytes}")
             stopped.add(event.key)
-        for page in _pages(fit):
+        for page in windows(fit, _size, most=PAGE, most_bytes=PAGE_BYTES):
             if time.monotonic() >= until:
                 break
             try:
@@ -161,17 +162,8 @@ def open_sink(url: str, context: SinkContext) -> RedisSink:
         raise ConfigError(f"sink redis: needs {error.name}; install pgqueue-relay[redis]") from error
 
 
-def _pages(events: Sequence[Event]) -> list[list[Event]]:
-    """Cut events into pages by number and by bytes."""
-    pages: list[list[Event]] = []
-    size = 0
-    for event in events:
-        if not pages or len(pages[-1]) >= PAGE or size + len(event.payload) > PAGE_BYTES:
-            pages.append([])
-            size = 0
-        pages[-1].append(event)
-        size += len(event.payload)
-    return pages
+def _size(event: Event) -> int:
+    return len(event.payload)
 
 
 def _text(error: BaseException) -> str:
