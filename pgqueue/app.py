@@ -24,7 +24,7 @@ from pgqueue.backoff import Backoff
 from pgqueue.batch import BatchRef, BatchStatus, batch, look
 from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
 from pgqueue.cron import Cron
-from pgqueue.declare import Policy
+from pgqueue.declare import OnDead, Policy
 from pgqueue.enqueue import (
     Options,
     OptionValues,
@@ -174,6 +174,7 @@ class App:
         limit: int | None = None,
         rate: str | None = None,
         sheddable: bool = False,
+        on_dead: OnDead | None = None,
         keep: str | Duration | None = None,
         result: bool = False,
     ) -> Register:
@@ -188,12 +189,15 @@ class App:
         `rate` ("100/min", "5/s", "1000/h"): how many begin in that time over all workers, in bursts of at most
         `limit` (1 where only a rate is given).
         `sheddable=True`: while its queue is over its limits, its jobs are dropped and counted, not refused.
+        `on_dead`: what becomes of an ordering key when its oldest job dies: "continue" (default) with the next one,
+        or "block" the key until somebody replays or discards the dead letter.
         `keep` ("7d", "12h", seconds): for how long finished jobs stay in `pgqueue.job_history` and `app.status`
         knows them. `result=True` keeps what the handler returned too (256 KiB of JSON at most), for a day unless
         `keep` says otherwise.
         """
         policy = policy_of(
             name, queue, priority, max_attempts, backoff, timeout, limit=limit, rate=rate, sheddable=sheddable,
+            on_dead=on_dead,
             keep=keep, result=result,
         )  # fmt: skip
 

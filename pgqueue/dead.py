@@ -99,7 +99,7 @@ class Attempt:
 class DeadJob:
     """Everything about one dead letter. `history` holds the attempts before the last one, oldest first.
 
-    `payload` is the JSON text as it was enqueued.
+    `payload` is the JSON text as it was enqueued. `blocks`: its ordering key waits until it is replayed or discarded.
     """
 
     id: int
@@ -126,6 +126,7 @@ class DeadJob:
     headers: Mapping[str, Any]
     payload: str
     history: tuple[Attempt, ...]
+    blocks: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,5 +226,5 @@ def _dead_job(r: Row) -> DeadJob:
         attempts=r[7], max_attempts=r[8], lost=r[9], reason=r[10], error_type=r[11], error=r[12], traceback=r[13],
         worker=r[14], trace_id=r[15], enqueued_at=r[16], first_attempt_at=r[17], last_attempt_at=r[18],
         died_at=r[19], expires_at=r[20], headers=json.loads(r[21]) if r[21] else {}, payload=r[22],
-        history=tuple(Attempt(**one) for one in json.loads(r[23])),
+        history=tuple(Attempt(**one) for one in json.loads(r[23])), blocks=r[24],
     )  # fmt: skip

@@ -10,9 +10,12 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from pgqueue.backoff import Backoff
 from pgqueue.statement import Statement, load, nothing
+
+OnDead = Literal["continue", "block"]
 
 _SQL = load("pgqueue", "declare")
 
@@ -23,6 +26,7 @@ class Policy:
 
     `timeout` in seconds, math.inf = none. `limit`: how many jobs of this type run at once, whatever the number of
     workers; `rate`: how many begin in a second. `sheddable`: dropped and counted where its queue is full.
+    `on_dead`: what becomes of an ordering key when its head dies: continue, or block until a person decides.
     `keep`: for how many seconds finished jobs stay in the history, with what the handler returned if `result`.
     """
 
@@ -35,6 +39,7 @@ class Policy:
     limit: int | None = None
     rate: float | None = None
     sheddable: bool = False
+    on_dead: OnDead | None = None
     keep: float | None = None
     result: bool = False
 
@@ -52,6 +57,7 @@ def declare(policies: Iterable[Policy]) -> Statement[None]:
             "slots": p.limit,
             "rate_per_s": p.rate,
             "sheddable": p.sheddable,
+            "on_dead": p.on_dead,
             "keep_s": p.keep,
         }
         for p in policies

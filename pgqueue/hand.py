@@ -60,6 +60,8 @@ class Hand:
         #: Jobs somebody asked to cancel, and jobs whose lease is gone.
         self.cancelled: set[int] = set()
         self.lost: set[int] = set()
+        #: Job types whose death blocks the ordering key: what stands behind goes back unstarted.
+        self.blocking: frozenset[str] = frozenset()
         #: Handler seconds and attempts, for the size of the next claim; approximate on purpose.
         self.busy_s = 0.0
         self.attempts = 0
@@ -103,11 +105,17 @@ class Hand:
         if isinstance(outcome, Released):
             return False
         claimed = lane.jobs.popleft()
+        if isinstance(outcome, Buried) and self.blocks(claimed):
+            return False
         # What has an order waits as a whole; of a limited type only the job itself waits.
         if isinstance(outcome, Retried | Snoozed) and lane.key != f"@{claimed.name}":
             lane.wait = outcome.delay
             return False
         return bool(lane.jobs)
+
+    def blocks(self, claimed: Claimed) -> bool:
+        """Tell whether the ordering key of this job waits for a person if the job dies."""
+        return claimed.name in self.blocking and claimed.key != f"@{claimed.name}"
 
     def lane_over(self, lane: LaneHold) -> None:
         """Report that no further job of this lane will run under this hold."""

@@ -210,9 +210,10 @@ class Intake:
         """Take out what is not to run; what stands behind a job that must wait goes back with it."""
         barred = self._bar(hold.jobs)
         jobs, hold.jobs = hold.jobs, deque()
+        blocked = False
         for job in jobs:
             verdict = barred.get(job.id) or self._verdict(job)
-            if hold.wait:
+            if hold.wait or blocked:
                 verdict = Released()
             if verdict is None:
                 hold.jobs.append(job)
@@ -220,6 +221,7 @@ class Intake:
                 self._hand.finish(job, verdict, time.monotonic())
             if isinstance(verdict, Snoozed):
                 hold.wait = verdict.delay
+            blocked = blocked or (isinstance(verdict, Buried) and self._hand.blocks(job))
 
     def _bar(self, jobs: Iterable[Claimed]) -> dict[int, Outcome]:
         """Take the idempotency keys of jobs that have one; return what becomes of those that may not run."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from typing import get_args
 
 from pgqueue.backoff import Backoff, seconds
-from pgqueue.declare import Policy
+from pgqueue.declare import OnDead, Policy
 from pgqueue.enqueue import as_seconds, check_name, check_range, check_timeout
 from pgqueue.errors import BadOption
 
@@ -32,6 +33,7 @@ _SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "d": 
 def policy_of(
     name: str, queue: str | None, priority: int | None, max_attempts: int | None, backoff: Backoff | None,
     timeout: float | timedelta | None, *, limit: int | None, rate: str | None, sheddable: bool,
+    on_dead: OnDead | None = None,
     keep: str | float | timedelta | None = None, result: bool = False,
 ) -> Policy:  # fmt: skip
     """Make the policy of a job type; raise BadOption for what makes no sense."""
@@ -43,6 +45,12 @@ def policy_of(
     if backoff is not None and not isinstance(backoff, Backoff):
         raise BadOption("backoff", f"{backoff!r} is not a pgqueue.Backoff")
     check_range("limit", limit, 1, 10_000, " jobs at once; pause the job type to run none")
+    if on_dead not in (None, *get_args(OnDead)):
+        raise BadOption("on_dead", f"{on_dead!r} is not continue or block")
+    if on_dead == "block" and (limit is not None or rate is not None):
+        raise BadOption(
+            "on_dead", f"job {name!r} has a limit or a rate, so it takes no ordering key to block"
+        )
     if result and keep is None:
         keep = _DAY
     kept = None if keep is None else _kept(keep)
@@ -62,6 +70,7 @@ def policy_of(
         limit=1 if limit is None and rate is not None else limit,
         rate=None if rate is None else per_second(rate),
         sheddable=sheddable,
+        on_dead=on_dead,
         keep=kept,
         result=result,
     )

@@ -87,6 +87,7 @@ class Worker:
         """
         settings, hand = self.settings, Hand(Wake())
         levels = [("", 0), *((queue, priority) for queue in settings.queues for priority in PRIORITIES)]
+        hand.blocking = frozenset(n for n, kind in self._app.types.items() if kind.policy.on_dead == "block")
         self._nonce = self._register()
         children = Children()
         self._transactions = Transactions(self._dsn, self.name, settings.concurrency)

@@ -22,6 +22,7 @@ CREATE TABLE pgqueue.job_type (
   rate_per_s   double precision CHECK (rate_per_s > 0),
   paused       boolean NOT NULL DEFAULT false,
   sheddable    boolean NOT NULL DEFAULT false,
+  on_dead      text CHECK (on_dead IN ('continue', 'block')),
   keep_s       double precision CHECK (keep_s > 0),
   declared_at  timestamptz NOT NULL DEFAULT now()
 );
@@ -179,11 +180,13 @@ CREATE TABLE pgqueue.dead_job (
   traceback        text,
   worker           text,
   trace_id         text,
-  attempts         json NOT NULL DEFAULT '[]'
+  attempts         json NOT NULL DEFAULT '[]',
+  blocks           boolean NOT NULL DEFAULT false
 );
 CREATE INDEX dead_job_at ON pgqueue.dead_job (died_at, id);
 CREATE INDEX dead_job_error ON pgqueue.dead_job (error_type, died_at);
-CREATE INDEX dead_job_lane ON pgqueue.dead_job (queue, key) WHERE key IS NOT NULL;
+CREATE INDEX dead_job_lane ON pgqueue.dead_job (queue, key) WHERE blocks;
+COMMENT ON COLUMN pgqueue.dead_job.blocks IS 'The ordering key of this job waits until a person replays or discards it (job_type.on_dead).';
 
 CREATE TABLE pgqueue.tally (
   at      timestamptz NOT NULL DEFAULT now(),
@@ -576,6 +579,33 @@ BEGIN
   END LOOP;
 END $$;
 
+-- A key whose head died under the policy block waits for a person: its lane has no deadline. The dead letter itself says so,
+-- written in the transaction of the death, so a crash forgets nothing. A letter that somebody is just moving (xmax) says
+-- nothing yet: the lane is looked at again soon, and whoever moves it takes the lane's lock after it to undo a wait without end.
+CREATE FUNCTION pgqueue.lane_wait(queue text, key text) RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+  SELECT CASE bool_or(d.xmax = 0) WHEN true THEN 'infinity' WHEN false THEN clock_timestamp() + interval '1 s' END
+  FROM pgqueue.dead_job d WHERE d.queue = $1 AND d.key = $2 AND d.blocks
+$$;
+COMMENT ON FUNCTION pgqueue.lane_wait IS 'Until when a key is blocked by a dead letter; NULL where it is not.';
+
+CREATE FUNCTION pgqueue.lane_unblock(queues text[], keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF cardinality(queues) IS NULL THEN
+    RETURN;
+  END IF;
+  PERFORM FROM pgqueue.lane l JOIN unnest(queues, keys) t(q, k) ON l.queue = t.q AND l.key = t.k
+  ORDER BY l.queue, l.key, l.slot FOR NO KEY UPDATE OF l;
+  UPDATE pgqueue.lane l SET pos = nextval('pgqueue.pos_seq'), priority = coalesce(h.priority, l.priority), head_name = coalesce(h.name, l.head_name),
+    deadline = CASE WHEN l.lease <> 0 THEN coalesce((
+      SELECT max(j.deadline) FROM pgqueue.job j WHERE j.queue = l.queue AND j.key = l.key AND j.pos IS NOT NULL AND j.lease = l.lease), '-infinity')
+      ELSE '-infinity' END
+  FROM unnest(queues, keys) t(q, k) LEFT JOIN LATERAL (
+    SELECT j.priority, j.name FROM pgqueue.job j WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL AND j.lease = 0 ORDER BY j.id LIMIT 1) h ON true
+  WHERE l.queue = t.q AND l.key = t.k AND l.deadline = 'infinity' AND pgqueue.lane_wait(t.q, t.k) IS NULL;
+  PERFORM pgqueue.wake(t.q) FROM (SELECT DISTINCT u.q FROM unnest(queues) u(q)) t;
+END $$;
+COMMENT ON FUNCTION pgqueue.lane_unblock IS 'Let keys go on whose blocking dead letters are gone; runs after these were moved, in the same transaction.';
+
 CREATE FUNCTION pgqueue.lane_release(queues text[], keys text[], places bigint[], my_lease bigint, wait interval, keep_lost boolean DEFAULT false)
 RETURNS int LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 DECLARE
@@ -586,7 +616,9 @@ BEGIN
     CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l
                         WHERE l.queue = t.q AND l.key = t.k AND l.pos = coalesce(t.p, l.pos) AND l.lease = my_lease FOR NO KEY UPDATE SKIP LOCKED) l)
   UPDATE pgqueue.lane l SET lease = 0,
-    deadline = greatest(CASE WHEN wait = interval '0' THEN '-infinity' ELSE clock_timestamp() + wait END, nullif(l.rest_until, '-infinity')),
+    deadline = CASE WHEN EXISTS (SELECT FROM pgqueue.dead_job d WHERE d.queue = l.queue AND d.key = l.key AND d.blocks)
+      THEN coalesce(pgqueue.lane_wait(l.queue, l.key), '-infinity')
+      ELSE greatest(CASE WHEN wait = interval '0' THEN '-infinity' ELSE clock_timestamp() + wait END, nullif(l.rest_until, '-infinity')) END,
     pos = nextval('pgqueue.pos_seq'), lost = CASE WHEN keep_lost THEN l.lost ELSE 0 END,
     priority = coalesce(h.priority, l.priority), head_name = coalesce(h.name, l.head_name)
   FROM mine LEFT JOIN LATERAL (SELECT j.priority, j.name FROM pgqueue.job j WHERE j.queue = mine.queue AND j.key = mine.key
@@ -683,7 +715,13 @@ BEGIN
     END IF;
     UPDATE pgqueue.lane l SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, lost = l.lost + (r.lease <> 0)::int,
       rest_until = coalesce(clock_timestamp() + lim * rest, l.rest_until)
-    WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
+    WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot
+      AND NOT EXISTS (SELECT FROM pgqueue.dead_job d WHERE d.queue = r.queue AND d.key = r.key AND d.blocks);
+    IF NOT FOUND THEN
+      UPDATE pgqueue.lane l SET lease = 0, deadline = coalesce(pgqueue.lane_wait(r.queue, r.key), '-infinity')
+      WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
+      CONTINUE;
+    END IF;
     RETURN QUERY
       WITH h AS MATERIALIZED (
         SELECT z.id, z.tid FROM (SELECT j.id, j.tid, bool_and(j.name = ANY (lane_claim.names)) OVER (ORDER BY j.id) AS mine
@@ -739,7 +777,12 @@ COMMENT ON FUNCTION pgqueue.dead_letters IS 'Dead letters by what is given; matc
 -- one included, goes back too; the attempts start again.
 CREATE FUNCTION pgqueue.replay(ids bigint[], payload json DEFAULT NULL) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+  queues text[];
+  keys   text[];
 BEGIN
+  SELECT array_agg(b.queue), array_agg(b.key) INTO queues, keys
+  FROM (SELECT DISTINCT d.queue, d.key FROM pgqueue.dead_job d WHERE d.id = ANY (replay.ids) AND d.blocks) b;
   IF replay.payload IS NOT NULL THEN
     IF cardinality(ids) <> 1 THEN
       RAISE EXCEPTION 'pgqueue.replay: a new payload goes with one job, not with %', cardinality(ids) USING ERRCODE = '22023';
@@ -771,6 +814,7 @@ BEGIN
       CASE WHEN g.expires_at > clock_timestamp() THEN g.expires_at END, clock_timestamp()
     FROM gone g ORDER BY g.id
     RETURNING j.id;
+  PERFORM pgqueue.lane_unblock(queues, keys);
 END $$;
 COMMENT ON FUNCTION pgqueue.replay IS 'Put dead letters back into their queues; returns the ids that were there. payload replaces that of one job.';
 
@@ -1034,8 +1078,15 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.fold_batches IS 'Count the members that ended and enqueue the completion jobs of whole batches; returns these. Called by workers.';
 
-CREATE FUNCTION pgqueue.discard(ids bigint[]) RETURNS SETOF bigint LANGUAGE sql AS $$
-  WITH page AS MATERIALIZED (
+CREATE FUNCTION pgqueue.discard(ids bigint[]) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  queues text[];
+  keys   text[];
+BEGIN
+  SELECT array_agg(b.queue), array_agg(b.key) INTO queues, keys
+  FROM (SELECT DISTINCT d.queue, d.key FROM pgqueue.dead_job d WHERE d.id = ANY (discard.ids) AND d.blocks) b;
+  RETURN QUERY WITH page AS MATERIALIZED (
     SELECT d.id FROM pgqueue.dead_job d WHERE d.id = ANY (discard.ids) ORDER BY d.id FOR UPDATE SKIP LOCKED),
   gone AS (
     DELETE FROM pgqueue.dead_job d USING page WHERE d.id = page.id RETURNING d.id, d.queue, d.name, d.headers),
@@ -1045,8 +1096,9 @@ CREATE FUNCTION pgqueue.discard(ids bigint[]) RETURNS SETOF bigint LANGUAGE sql 
   counted AS (
     INSERT INTO pgqueue.tally (queue, name, outcome, n)
     SELECT g.queue, g.name, 'discarded', count(*) FROM gone g GROUP BY g.queue, g.name)
-  SELECT g.id FROM gone g ORDER BY g.id
-$$;
+  SELECT g.id FROM gone g ORDER BY g.id;
+  PERFORM pgqueue.lane_unblock(queues, keys);
+END $$;
 COMMENT ON FUNCTION pgqueue.discard IS 'Throw dead letters away for good; returns the ids that were there.';
 
 -- History. Each type keeps its finished jobs for a time of its own, so rows lie in the partition of the day on which they go.
@@ -1288,6 +1340,7 @@ CREATE TABLE pgqueue.outbox_replay (
   started_at   timestamptz NOT NULL DEFAULT now(),
   ended_at     timestamptz
 );
+CREATE UNIQUE INDEX outbox_replay_open ON pgqueue.outbox_replay ((coalesce(event_type, '')), (coalesce(aggregate_id, ''))) WHERE ended_at IS NULL;
 COMMENT ON TABLE pgqueue.outbox_replay IS 'Replays of published events: what was asked for, and up to which id it is copied.';
 
 -- Views: the documented way to look in. They run with the owner's rights, so a reader needs no table.

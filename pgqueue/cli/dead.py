@@ -277,7 +277,8 @@ def _print(found: DeadJob) -> None:
     print_facts(
         [
             ("id", found.id), ("name", found.name), ("queue", found.queue), ("priority", found.priority),
-            ("ordering key", found.key), ("dedup key", found.dedup_key), ("idempotency key", found.idempotency_key),
+            ("ordering key", f"{found.key} (blocked by this)" if found.blocks else found.key),
+            ("dedup key", found.dedup_key), ("idempotency key", found.idempotency_key),
             ("reason", found.reason), ("error type", found.error_type),
             ("attempts", found.attempts), ("max attempts", found.max_attempts or "of the job type"),
             ("workers lost", found.lost), ("last worker", found.worker), ("trace id", found.trace_id),

@@ -40,7 +40,7 @@ WHERE %(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s::bigint[])
 -- Everything about one letter.
 SELECT d.id, d.name, d.queue, d.priority, d.key, d.dedup_key, d.idempotency_key, d.attempt, d.max_attempts, d.lost, d.reason,
   d.error_type, d.error, d.traceback, d.worker, d.trace_id, d.enqueued_at, d.first_attempt_at, d.last_attempt_at, d.died_at,
-  CASE WHEN isfinite(d.expires_at) THEN d.expires_at END, d.headers::text, d.payload::text, d.attempts::text
+  CASE WHEN isfinite(d.expires_at) THEN d.expires_at END, d.headers::text, d.payload::text, d.attempts::text, d.blocks
 FROM pgqueue.dead_job d WHERE d.id = %(id)s::bigint
 
 -- name: replay

@@ -66,14 +66,15 @@ a AS (
 t AS (
   INSERT INTO pgqueue.tally (queue, name, outcome, n) SELECT d.queue, d.name, 'dead', count(*) FROM d GROUP BY d.queue, d.name)
 INSERT INTO pgqueue.dead_job (id, queue, name, priority, key, dedup_key, idempotency_key, attempt, lost, max_attempts, timeout_s,
-  backoff, headers, payload, enqueued_at, expires_at, first_attempt_at, last_attempt_at, reason, error_type, error, traceback, worker, trace_id, attempts)
+  backoff, headers, payload, enqueued_at, expires_at, first_attempt_at, last_attempt_at, reason, error_type, error, traceback, worker, trace_id, attempts, blocks)
 SELECT d.id, d.queue, d.name, d.priority, d.key, d.dedup_key, d.idempotency_key, d.attempt, d.lost, d.max_attempts, d.timeout_s,
   d.backoff, d.headers, d.payload, d.enqueued_at, d.expires_at,
   least(nullif(d.claimed_at, '-infinity'), (SELECT min(a.started_at) FROM a WHERE a.job_id = d.id)), nullif(d.claimed_at, '-infinity'),
   d.reason, d.error_type, d.error, d.traceback, %(worker)s::text,
   coalesce(d.headers ->> 'trace_id', nullif(split_part(d.headers ->> 'traceparent', '-', 2), '')),
   coalesce((SELECT json_agg(json_build_object('attempt', a.attempt, 'outcome', a.outcome, 'started_at', a.started_at, 'at', a.at,
-    'worker', a.worker, 'error_type', a.error_type, 'error', a.error, 'traceback', a.traceback) ORDER BY a.at) FROM a WHERE a.job_id = d.id), '[]')
+    'worker', a.worker, 'error_type', a.error_type, 'error', a.error, 'traceback', a.traceback) ORDER BY a.at) FROM a WHERE a.job_id = d.id), '[]'),
+  (d.key <> '@' || d.name AND EXISTS (SELECT FROM pgqueue.job_type k WHERE k.name = d.name AND k.on_dead = 'block')) IS TRUE
 FROM d
 RETURNING id
 
