@@ -123,6 +123,10 @@ def attributes(event: Event, source: str) -> dict[str, str]:
         for name, value in event.headers.items()
         if isinstance(value, str) and name not in _RESERVED and _EXTENSION.fullmatch(name)
     }
+    if isinstance(replayed := event.headers.get("replay_of"), str):
+        # A copy of history: `time` stays that of the event. CloudEvents allows no underscore in a name.
+        extensions["replayof"] = replayed
+        context["time"] = str(event.headers.get("replay_time") or context["time"])
     return context | extensions
 
 

@@ -2,7 +2,7 @@
 
     outbox-relay --sink https://example.org/events
     outbox-relay shop.jobs:app --sink queue:
-    outbox-relay status | parked | retry ID .. | skip ID ..
+    outbox-relay status | parked | retry ID .. | skip ID .. | hold AGGREGATE | replay --type ..
 
 Each module of this package is one command, found by its name, as in `pgqueue.cli`; `_service` is what runs
 when the first word is no command.
