@@ -109,13 +109,14 @@ class NatsRig(BrokerRig):
     def messages(self) -> list[Any]:
         """Return the stored messages."""
 
-        async def read(js: Any) -> list[Any]:
-            count = (await js.stream_info(self.name)).state.messages
-            found = await js.subscribe(f"{self.name}.>", ordered_consumer=True) if count else None
-            return [await found.next_msg(timeout=5) for _ in range(count)] if found else []
-
-        messages: list[Any] = self.ask(read)
+        messages: list[Any] = self.ask(self.read)
         return messages
+
+    async def read(self, js: Any) -> list[Any]:
+        """Return the stored messages."""
+        count = (await js.stream_info(self.name)).state.messages
+        found = await js.subscribe(f"{self.name}.>", ordered_consumer=True) if count else None
+        return [await found.next_msg(timeout=5) for _ in range(count)] if found else []
 
     def arrived(self) -> list[Arrived]:
         """Return the stored messages as events."""

@@ -1,0 +1,1 @@
+"""Consumers that apply each event once, however often the broker delivers it."""
