@@ -7,6 +7,7 @@ import time
 import psycopg
 
 from pgqueue.app import DEFAULT_QUEUE, App
+from pgqueue.batch import fold
 from pgqueue.config import WorkerSettings
 from pgqueue.connection import execute
 from pgqueue.depth import depth
@@ -45,4 +46,5 @@ def drain(app: App, dsn: str, *, timeout: float = 30.0, concurrency: int = 8) ->
 
 
 def _left(connection: psycopg.Connection[tuple[object, ...]], queues: tuple[str, ...]) -> int:
+    execute(connection, fold())  # the job that completes a batch belongs to what was enqueued
     return sum(d.ready + d.in_flight + d.blocked for d in execute(connection, depth()) if d.queue in queues)
