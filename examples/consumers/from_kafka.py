@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import cast
 
 import psycopg
 from confluent_kafka import Consumer, KafkaException
@@ -35,10 +36,8 @@ def consume(servers: str, topic: str, group: str, dsn: str) -> None:
                 continue
             if message.error():
                 raise KafkaException(message.error())
-            headers = {
-                name: value.decode() for name, value in message.headers() or [] if isinstance(value, bytes)
-            }
-            source, key = headers["ce_source"], headers["ce_id"]
+            headers = dict(cast("list[tuple[str, bytes]]", message.headers()))
+            source, key = headers["ce_source"].decode(), headers["ce_id"].decode()
             order = json.loads(message.value() or b"null")
             done = reserve(conn, source=source, key=key, order=order)
             consumer.commit(message=message, asynchronous=False)
