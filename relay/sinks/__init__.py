@@ -89,6 +89,8 @@ _HERE: Final[Mapping[str, str]] = {
     "sqs": "relay.sinks.sqs",
     "sns": "relay.sinks.sns",
     "kinesis": "relay.sinks.kinesis",
+    "pulsar": "relay.sinks.pulsar",
+    "pulsar+ssl": "relay.sinks.pulsar",
 }
 
 
