@@ -117,6 +117,13 @@ def test_a_producer_enqueues_and_adds_events_and_reads_no_payload(
     assert latest.enqueue(producer, Receipt(order_id=9)).changed
     send_receipt.enqueue_many(producer, [Receipt(order_id=3), Receipt(order_id=4)])
     producer.execute("SELECT pgqueue.enqueue('from-sql', '{}', delay => interval '1 h', queue => 'bulk')")
+    receipt = send_receipt.with_payload(Receipt(order_id=5))
+    batch = app.batch(
+        producer, [receipt, send_receipt.using(then=[receipt]).with_payload(Receipt(order_id=6))], receipt
+    )
+    assert app.batch(producer, [], receipt).jobs == ()
+    assert app.batch_status(producer, batch) is not None
+    assert app.status(producer, batch.jobs[0]) is not None
     Outbox().add(producer, "order.placed", {"id": 1}, aggregate_id="order-1", version=1)
     producer.execute(
         "INSERT INTO pgqueue.outbox (aggregate_id, event_type, payload) VALUES ('a', 'order.paid', '{}')"
@@ -143,6 +150,16 @@ def test_a_worker_may_run_every_statement_of_the_job_half(granted: Callable[[str
     assert beyond_the_rights(worker, "pgqueue", files("pgqueue") - OWNER_ONLY) == []
     assert refused(worker, "DROP TABLE pgqueue.job", "ALTER TABLE pgqueue.job ADD x int") == []
     assert refused(worker, "CREATE TABLE pgqueue.mine (x int)", "TRUNCATE pgqueue.job") == []
+    worker.execute("INSERT INTO pgqueue.job_type (name, keep_s) VALUES ('kept', 86400)")
+    assert worker.execute("SELECT pgqueue.history_days()").fetchone() == (
+        3,
+    )  # it owns no table, and needs to
+    worker.execute(
+        "INSERT INTO pgqueue.job (name, lease, deadline) VALUES ('kept', 7, now() + interval '1 min')"
+    )
+    assert worker.execute('SELECT pgqueue.complete(\'[{"id": 1, "lease": 7}]\')').fetchone() == (1,)
+    assert worker.execute("SELECT state FROM pgqueue.status(1)").fetchone() == ("done",)
+    worker.commit()
 
 
 def test_a_relay_may_run_every_statement_of_the_event_half_and_reads_no_job(
@@ -185,6 +202,8 @@ def test_a_reader_sees_the_views_and_no_payload(
     assert {"job", "dead_job", "outbox"} <= set(tables)
     assert refused(reader, *(f"SELECT payload FROM pgqueue.{table}" for table in tables)) == []
     assert beyond_the_rights(reader, "pgqueue", {"claim"})
+    assert reader.execute("SELECT * FROM pgqueue.status(1)").fetchone() is None
+    reader.commit()
     assert refused(reader, "SELECT pgqueue.enqueue('x')", "DELETE FROM pgqueue.tally_minute") == []
 
 

@@ -86,3 +86,17 @@ def test_a_deployment_restores_the_attempt_and_keeps_the_checkpoint(fleet: Fleet
     assert len(pages(fleet, 1)) == PAGES
     assert fleet.effects.all("end")[0].attempt == 1
     assert App().status(conn, ref) is None
+
+
+def test_what_a_child_process_returns_and_adds_is_written_with_its_ack(
+    fleet: Fleet, conn: Connection
+) -> None:
+    ref = steps.computes.enqueue(conn, Work(n=12))
+    conn.commit()
+    fleet.start(app=APP)
+    loaded = fleet.effects.wait("load")
+    eventually(lambda: left(conn) == 0)
+    assert loaded[0].note == str(ref.id)
+    status = steps.app.status(conn, ref)
+    assert status is not None
+    assert (status.state, status.result) == ("done", 144)

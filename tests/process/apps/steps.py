@@ -68,6 +68,12 @@ def paged_process(work: Work, job: Job) -> None:
     note("end", work.n, job.attempt)
 
 
+@app.job("computes", process=True, result=True)
+def computes(work: Work, job: Job) -> int:
+    job.then(load.with_payload(work))
+    return work.n * work.n
+
+
 @app.job("extract", backoff=AT_ONCE)
 def extract(work: Work, job: Job) -> None:
     note("extract", work.n, job.attempt)
