@@ -62,6 +62,10 @@ class Shelf:
         held.sort(key=_order)
         shelf.extend(held)
 
+    def suits(self, slots: Iterable[str | None]) -> bool:
+        """Tell whether one of these slots (None: a general one, else the queue it is kept for) may take something."""
+        return any(any(self.general) if queue is None else self._by_queue[queue] for queue in slots)
+
     def clear(self) -> list[Item]:
         """Take everything off the shelf."""
         return [item for shelf in self.general for item in _drain(shelf)]

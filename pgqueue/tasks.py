@@ -50,7 +50,7 @@ class TaskSlots:
         self._plan: list[str | None] = [q for q, n in reserved.items() for _ in range(n)]
         self._plan += [None] * (size - len(self._plan))
         self._plan.reverse()
-        self._idle: deque[asyncio.Future[None]] = deque()
+        self._idle: deque[tuple[asyncio.Future[None], str | None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="pgqueue-tasks", daemon=True)
@@ -71,8 +71,8 @@ class TaskSlots:
 
     @property
     def has_idle(self) -> bool:
-        """Tell whether a slot has nothing to do."""
-        return bool(self._idle or self._plan)
+        """Tell whether a slot has nothing to do though it may run what is on the shelf."""
+        return self.shelf.suits(queue for _, queue in list(self._idle)) or self.shelf.suits(list(self._plan))
 
     def stop(self) -> None:
         """Let idle tasks end; busy ones end after their handler."""
@@ -108,19 +108,19 @@ class TaskSlots:
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:
-            future = self._idle.pop()
+            future, _ = self._idle.pop()
             if not future.done():
                 future.set_result(None)
                 count -= 1
         while count > 0 and self._plan and not self._stopping:
             queue = self._plan.pop()
             shelves = self.shelf.general if queue is None else self.shelf.of(queue)
-            task = self._loop.create_task(self._serve(shelves))
+            task = self._loop.create_task(self._serve(shelves, queue))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             count -= 1
 
-    async def _serve(self, shelves: tuple[deque[Item], ...]) -> None:
+    async def _serve(self, shelves: tuple[deque[Item], ...], queue: str | None) -> None:
         hand, size = self._hand, self.shelf.size
         streak = 0
         while not self._stopping:
@@ -129,7 +129,7 @@ class TaskSlots:
                 hand.wake.set()
                 gate = self._loop.create_future()
                 # What is put from here on schedules its wake-up behind this step: nothing can slip by.
-                self._idle.append(gate)
+                self._idle.append((gate, queue))
                 await gate
                 streak = 0
                 continue

@@ -67,8 +67,8 @@ class ThreadSlots:
 
     @property
     def has_idle(self) -> bool:
-        """Tell whether a slot has nothing to do."""
-        return bool(self._idle or self._plan)
+        """Tell whether a slot has nothing to do though it may run what is on the shelf."""
+        return self.shelf.suits(queue for _, queue in list(self._idle)) or self.shelf.suits(list(self._plan))
 
     def stop(self) -> None:
         """Let idle threads end; busy ones end after their handler."""

@@ -1,0 +1,69 @@
+"""A worker under conditions that come together rarely: nothing is stuck, starved, or spun for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from pgqueue import App
+from pgqueue.config import WorkerSettings
+from pgqueue.engine import Engine
+from pgqueue.worker import Worker
+from tests.server import Connection
+from tests.waiting import eventually
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(dsn: str) -> Iterator[Start]:
+    """Give a way to start workers in this process."""
+    with ExitStack() as stack:
+
+        def begin(app: App, **settings: Any) -> Worker:
+            worker = Worker(app, dsn, WorkerSettings(**{"grace": 2.0, **settings}))
+            worker.start()
+            stack.callback(worker.stop)
+            return worker
+
+        yield begin
+
+
+def left(conn: Connection) -> int:
+    row = conn.execute("SELECT count(*) FROM pgqueue.job").fetchone()
+    conn.rollback()
+    return int(str(row[0])) if row else 0
+
+
+def test_an_idle_reserved_slot_keeps_nobody_busy_while_jobs_of_other_queues_wait_on_the_shelf(
+    conn: Connection, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, gate, turns = App(), threading.Event(), [0]
+    begun = threading.Event()
+
+    @app.job("work")
+    def work(n: int) -> None:
+        begun.set()
+        gate.wait(20)
+
+    turn = Engine._turn
+
+    def counted(self: Engine) -> bool:
+        turns[0] += 1
+        return turn(self)
+
+    monkeypatch.setattr(Engine, "_turn", counted)
+    work.enqueue_many(conn, list(range(10)))
+    conn.commit()
+    start(app, queues=("critical", "default"), reserved={"critical": 1}, concurrency=2, prefetch=5)
+    assert begun.wait(10)
+    before, began = turns[0], time.monotonic()
+    eventually(lambda: time.monotonic() - began > 1.0)
+    assert turns[0] - before < 150
+    gate.set()
+    eventually(lambda: left(conn) == 0)
