@@ -837,6 +837,91 @@ CREATE FUNCTION pgqueue.job_state(id bigint) RETURNS text LANGUAGE sql STABLE AS
 $$;
 COMMENT ON FUNCTION pgqueue.job_state IS 'ready, delayed, blocked or in_flight; NULL where there is no live job of that id.';
 
+-- Changes of jobs that nobody holds. A leased row is never locked, and one that somebody has locked is passed: it is being
+-- claimed, cancelled or changed at this moment. The answer says of each id what became of it: changed, held, dead or gone.
+CREATE FUNCTION pgqueue.lane_refresh(queues text[], keys text[]) RETURNS void LANGUAGE sql AS $$
+  UPDATE pgqueue.lane l SET priority = h.priority, head_name = h.name
+  FROM (SELECT DISTINCT u.q, u.k FROM unnest(queues, keys) u(q, k)) t
+  CROSS JOIN LATERAL (SELECT x.slot FROM pgqueue.lane x WHERE x.queue = t.q AND x.key = t.k AND x.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) x
+  CROSS JOIN LATERAL (SELECT j.priority, j.name FROM pgqueue.job j
+    WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL AND j.lease = 0 ORDER BY j.id LIMIT 1) h
+  WHERE l.queue = t.q AND l.key = t.k AND l.slot = x.slot AND (l.priority, l.head_name) IS DISTINCT FROM (h.priority, h.name)
+$$;
+COMMENT ON FUNCTION pgqueue.lane_refresh IS 'Give free lanes the priority and name of their heads, after these have changed. A lane in hand gets them when it is given back.';
+
+CREATE FUNCTION pgqueue.changes(ids bigint[], done bigint[]) RETURNS TABLE (id bigint, state text) LANGUAGE sql STABLE AS $$
+  SELECT i.id, CASE
+    WHEN i.id = ANY (done) THEN 'changed'
+    WHEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = i.id) THEN 'held'
+    WHEN EXISTS (SELECT FROM pgqueue.dead_job d WHERE d.id = i.id) THEN 'dead'
+    ELSE 'gone' END
+  FROM unnest(ids) WITH ORDINALITY i(id, n) ORDER BY i.n
+$$;
+
+CREATE FUNCTION pgqueue.reprioritise(ids bigint[], priority int) RETURNS TABLE (id bigint, state text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  done bigint[]; qs text[]; ks text[];
+BEGIN
+  IF $2 IS NULL OR $2 NOT BETWEEN 0 AND 9 THEN
+    RAISE EXCEPTION 'pgqueue.reprioritise: priority is %, not 0 to 9 (lower runs first)', $2 USING ERRCODE = '22023';
+  END IF;
+  WITH l AS MATERIALIZED (
+    SELECT j.id FROM pgqueue.job j WHERE j.id = ANY ($1) AND j.lease = 0 ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED),
+  u AS (
+    UPDATE pgqueue.job j SET priority = $2,
+      pos = CASE WHEN j.pos IS NOT NULL AND j.key IS NULL AND j.priority <> $2 THEN nextval('pgqueue.pos_seq') ELSE j.pos END
+    FROM l WHERE j.id = l.id RETURNING j.id, j.queue, j.key)
+  SELECT coalesce(array_agg(u.id), '{}'), array_agg(u.queue) FILTER (WHERE u.key IS NOT NULL), array_agg(u.key) FILTER (WHERE u.key IS NOT NULL)
+  INTO done, qs, ks FROM u;
+  PERFORM pgqueue.lane_refresh(qs, ks);
+  RETURN QUERY SELECT * FROM pgqueue.changes($1, done);
+END $$;
+COMMENT ON FUNCTION pgqueue.reprioritise IS 'Give waiting jobs another priority, behind those that have it; of a key the head decides.';
+
+CREATE FUNCTION pgqueue.move(ids bigint[], queue text) RETURNS TABLE (id bigint, state text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  done bigint[]; qs text[]; ks text[];
+BEGIN
+  IF btrim(coalesce($2, '')) = '' OR octet_length($2) > 200 THEN
+    RAISE EXCEPTION 'pgqueue.move: the queue is blank or has more than 200 bytes' USING ERRCODE = '22023';
+  END IF;
+  WITH l AS MATERIALIZED (
+    SELECT j.id, j.queue, j.key FROM pgqueue.job j WHERE j.id = ANY ($1) AND j.lease = 0 ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED),
+  u AS (
+    UPDATE pgqueue.job j SET queue = $2,
+      pos = CASE WHEN j.pos IS NOT NULL AND j.queue <> $2 THEN nextval('pgqueue.pos_seq') ELSE j.pos END
+    FROM l WHERE j.id = l.id RETURNING j.id)
+  SELECT coalesce((SELECT array_agg(u.id) FROM u), '{}'), array_agg(l.queue) FILTER (WHERE l.key IS NOT NULL), array_agg(l.key) FILTER (WHERE l.key IS NOT NULL)
+  INTO done, qs, ks FROM l;
+  IF ks IS NOT NULL THEN
+    PERFORM pgqueue.lane_refresh(qs || array_fill($2, ARRAY[cardinality(ks)]), ks || ks);
+  END IF;
+  PERFORM pgqueue.wake($2);
+  RETURN QUERY SELECT * FROM pgqueue.changes($1, done);
+END $$;
+COMMENT ON FUNCTION pgqueue.move IS 'Move waiting jobs to the end of another queue; among the jobs of a key they stand by their ids there too.';
+
+CREATE FUNCTION pgqueue.edit(id bigint, payload json) RETURNS text LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  n int;
+BEGIN
+  IF $2 IS NULL OR octet_length($2::text) > 1048576 THEN
+    RAISE EXCEPTION 'pgqueue.edit: there is no payload, or it has more than 1048576 bytes' USING ERRCODE = '22023';
+  END IF;
+  PERFORM $2::jsonb; -- refuses NUL and lone surrogates, which no handler could read
+  WITH l AS MATERIALIZED (SELECT j.id FROM pgqueue.job j WHERE j.id = $1 AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED),
+  u AS (UPDATE pgqueue.job j SET payload = $2 FROM l WHERE j.id = l.id RETURNING j.id),
+  k AS MATERIALIZED (SELECT d.id FROM pgqueue.dead_job d WHERE d.id = $1 FOR NO KEY UPDATE SKIP LOCKED),
+  v AS (UPDATE pgqueue.dead_job d SET payload = $2 FROM k WHERE d.id = k.id RETURNING d.id)
+  SELECT count(*) INTO n FROM (SELECT u.id FROM u UNION ALL SELECT v.id FROM v) c;
+  RETURN CASE WHEN n > 0 THEN 'changed'
+    WHEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = $1) OR EXISTS (SELECT FROM pgqueue.dead_job d WHERE d.id = $1) THEN 'held' ELSE 'gone' END;
+END $$;
+COMMENT ON FUNCTION pgqueue.edit IS 'Give a job that waits, or a dead letter, another payload: changed, held (it runs, or somebody moves it) or gone.';
+
 -- Schedules. A tick is one time of a schedule; it and its job are written in one transaction, once, whoever looks.
 -- next_at says when to look again; the ticks themselves are counted from last_at, the last one that was decided.
 CREATE TABLE pgqueue.schedule (

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,15 +15,14 @@ import psycopg
 
 from pgqueue import dead
 from pgqueue.cli import Command, Failure, dsn_option, option
-from pgqueue.cli._app import load_app
 from pgqueue.cli._filter import filter_of, filter_options
+from pgqueue.cli._payload import checked
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import print_block, print_facts, print_json, print_table
 from pgqueue.cli.jobs import print_history, print_payload, value_of
 from pgqueue.connection import execute
 from pgqueue.dead import DeadJob, Filter, Moved
-from pgqueue.errors import BadOption, BadPayload, UnknownJob
-from pgqueue.payload import Codec, misfit
+from pgqueue.errors import BadOption
 from pgqueue.statement import Statement
 
 #: Batches a second: small enough that the rate is even, large enough to be cheap.
@@ -237,40 +235,12 @@ def _chosen(which: Filter, *, everything: bool) -> Filter:
 
 
 def _payload(conn: psycopg.Connection[Any], which: Filter, given: str, path: str | None) -> str:
-    """Check a payload as an enqueue would, against the handler's type if the app is given."""
     if which.ids is None or len(which.ids) != 1:
         raise BadOption("--payload", "goes with the id of one job")
     found = execute(conn, dead.show(which.ids[0]))
     if found is None:
         raise _missing(which.ids[0])
-    text = _read(given)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadPayload(found.name, f"is not JSON: {error}") from error
-    Codec(found.name).encode(value)
-    if path is None:
-        click.echo("warning: the payload is not checked against the handler's type; give --app", err=True)
-        return text
-    types = load_app(path).types
-    if found.name not in types:
-        raise UnknownJob(found.name, tuple(sorted(types)))
-    codec = types[found.name].codec
-    if codec.takes_payload:
-        try:
-            codec.decode(text)
-        except ValueError as error:
-            raise BadPayload(found.name, f"does not fit its handler: {misfit(error)}") from error
-    return text
-
-
-def _read(given: str) -> str:
-    if not given.startswith("@"):
-        return given
-    try:
-        return Path(given[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadOption("--payload", f"cannot read {given[1:]}: {error}") from error
+    return checked(found.name, given, path)
 
 
 def _print(found: DeadJob) -> None:

@@ -1,4 +1,4 @@
-"""`pgqueue jobs list | show | cancel`"""
+"""`pgqueue jobs list | show | cancel | reprioritise | move | edit`"""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import click
 import msgspec
 
 from pgqueue.cancel import Cancellation, cancel, count_waiting, waiting
+from pgqueue.change import Change, edit, move, reprioritise
 from pgqueue.cli import Command, Failure, dsn_option, option
+from pgqueue.cli._payload import checked
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import print_block, print_facts, print_json, print_table
 from pgqueue.connection import execute
 from pgqueue.dead import Attempt
+from pgqueue.dead import show as show_dead
 from pgqueue.errors import BadOption
 from pgqueue.jobs import Detail, LiveJob, jobs
 from pgqueue.jobs import show as show_job
@@ -27,6 +30,12 @@ SAID = {
     "dead": "unchanged: it is a dead letter; pgqueue dead discard",
     "gone": "unchanged: it is done, or never was",
 }
+CHANGED = {
+    "changed": "changed",
+    "held": "unchanged: it runs, or somebody else changes it just now",
+    "dead": "unchanged: it is a dead letter; pgqueue dead replay",
+    "gone": SAID["gone"],
+}
 
 
 class _Group(click.Group):
@@ -35,7 +44,7 @@ class _Group(click.Group):
 
 @click.group("jobs", cls=_Group)
 def command() -> None:
-    """Look at live jobs, and cancel them."""
+    """Look at live jobs, change those that wait, and cancel them."""
 
 
 def _json_option(function: Any) -> Any:
@@ -125,6 +134,69 @@ def cancel_(dsn: str | None, *, ids: tuple[int, ...], name: str | None, queue: s
                 done += sum(one.state == "cancelled" for one in execute(conn, cancel(page)))
                 after = page[-1]
             click.echo(f"cancelled {done} jobs")
+
+
+@command.command("reprioritise")
+@dsn_option
+@click.argument("ids", type=click.IntRange(1), nargs=-1, required=True, metavar="ID...")
+@click.argument("priority", type=click.IntRange(0, 9))
+def reprioritise_(dsn: str | None, *, ids: tuple[int, ...], priority: int) -> None:
+    """Give waiting jobs another priority, 0 to 9, lower runs first; they go behind those that have it."""
+    with opened(dsn) as conn:
+        _tell_changes(execute(conn, reprioritise(ids, priority)))
+
+
+@command.command("move")
+@dsn_option
+@click.argument("ids", type=click.IntRange(1), nargs=-1, metavar="[ID]...")
+@click.option("--to", metavar="QUEUE", required=True, help="The queue to move to.")
+@click.option("--name", metavar="NAME", help="Every waiting job of this name.")
+@click.option("--queue", metavar="QUEUE", help="Every waiting job of this queue.")
+@click.option(
+    "--yes", is_flag=True, help="With --name or --queue: do it; without this the command only counts."
+)
+def move_(
+    dsn: str | None, *, ids: tuple[int, ...], to: str, name: str | None, queue: str | None, yes: bool
+) -> None:
+    """Move waiting jobs to the end of another queue. Jobs that run are left where they are."""
+    if bool(ids) == bool(name or queue):
+        raise BadOption("jobs move", "name ids, or --name and --queue, and not both")
+    with opened(dsn) as conn:
+        if ids:
+            _tell_changes(execute(conn, move(ids, to)))
+        elif not yes:
+            count = execute(conn, count_waiting(name=name, queue=queue))
+            click.echo(f"would move {count} waiting jobs; nothing was done: add --yes")
+        else:
+            done = after = 0
+            while page := execute(conn, waiting(name=name, queue=queue, n=BATCH, after=after)):
+                done += sum(one.state == "changed" for one in execute(conn, move(page, to)))
+                after = page[-1]
+            click.echo(f"moved {done} jobs")
+
+
+@command.command("edit")
+@dsn_option
+@click.argument("job_id", type=click.IntRange(1), metavar="ID")
+@click.argument("payload", metavar="PAYLOAD")
+@click.option("--app", "path", metavar="APP", envvar="PGQUEUE_APP", show_envvar=True,
+              help="Check the payload against the handler's type in APP (module:name).")  # fmt: skip
+def edit_(dsn: str | None, *, job_id: int, payload: str, path: str | None) -> None:
+    """Give a waiting job, or a dead letter, another payload: JSON, or @FILE to read it from a file."""
+    with opened(dsn) as conn:
+        live, dead = execute(conn, show_job(job_id)), execute(conn, show_dead(job_id))
+        name = live.job.name if live else dead.name if dead else None
+        if name is None:
+            raise Failure(f"there is no job {job_id}: it is done, or never was")
+        state = execute(conn, edit(job_id, checked(name, payload, path)))
+    _tell_changes([Change(job_id, state)])
+
+
+def _tell_changes(answers: list[Change]) -> None:
+    for job_id, state in answers:
+        click.echo(f"{job_id}\t{CHANGED[state]}")
+    if not any(state == "changed" for _, state in answers):
+        raise click.exceptions.Exit(1)
 
 
 def _tell(answers: list[Cancellation]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner, Result
 
-from pgqueue.app import Prepared
 from pgqueue.cli import main
+from pgqueue.prepared import Prepared
 from tests.factories import MINUTE, Holder, enqueue
 from tests.process.apps import every, heeds
 from tests.process.apps.every import Work
@@ -193,3 +193,40 @@ def _claimed(conn: Connection, job_id: int) -> bool:
     row = conn.execute("SELECT lease <> 0 FROM pgqueue.job WHERE id = %s", [job_id]).fetchone()
     conn.commit()
     return row == (True,)
+
+
+def test_waiting_jobs_are_reprioritised_moved_and_edited_by_id(run: Run, conn: Connection) -> None:
+    one, two = enqueue(conn, 2, payload={"n": 1})
+    conn.commit()
+    assert run("jobs", "reprioritise", one, two, 0).stdout == f"{one}\tchanged\n{two}\tchanged\n"
+    assert run("jobs", "move", one, "--to", "bulk").stdout == f"{one}\tchanged\n"
+    edited = run("jobs", "edit", one, '{"n": 2}')
+    assert "not checked" in edited.stderr
+    found = conn.execute("SELECT id, queue, priority, payload FROM pgqueue.job ORDER BY id").fetchall()
+    assert found == [(one, "bulk", 0, {"n": 2}), (two, "default", 0, {"n": 1})]
+    run("jobs", "reprioritise", 2**40, 0, code=1)
+    run("jobs", "reprioritise", one, 10, code=2)
+    assert "there is no job" in run("jobs", "edit", 2**40, "{}", code=1).stderr
+
+
+def test_jobs_are_moved_by_name_and_queue_after_a_dry_run(run: Run, conn: Connection, dsn: str) -> None:
+    enqueue(conn, 3, name="old-name")
+    enqueue(conn, 1)
+    conn.commit()
+    with Holder(dsn) as holder:
+        holder.claim(1)  # of the other name
+        assert "would move 3" in run("jobs", "move", "--name", "old-name", "--to", "attic").stdout
+        assert "moved 3" in run("jobs", "move", "--name", "old-name", "--to", "attic", "--yes").stdout
+    counts = conn.execute("SELECT queue, count(*) FROM pgqueue.job GROUP BY 1 ORDER BY 1").fetchall()
+    assert counts == [("attic", 3), ("default", 1)]
+    run("jobs", "move", "--to", "attic", code=1)
+    run("jobs", "move", 1, "--name", "x", "--to", "attic", code=1)
+
+
+def test_an_edited_payload_is_checked_against_its_handler(run: Run, conn: Connection) -> None:
+    (job_id,) = enqueue(conn, payload={"n": 1})
+    conn.commit()
+    every_app = "tests.process.apps.every:app"
+    assert "payload of 'work'" in run("jobs", "edit", job_id, '{"n": "x"}', "--app", every_app, code=1).stderr
+    run("jobs", "edit", job_id, '{"n": 3}', "--app", every_app)
+    assert conn.execute("SELECT payload FROM pgqueue.job").fetchone() == ({"n": 3},)
