@@ -215,7 +215,7 @@ class Engine:
             results=results,
             wishes=wishes,
             lane_wish=intake.lane_wish() if wishes and intake.keyed else None,
-            route_floors=intake.route_floors,
+            route_floors=intake.floors.route,
             observe=provable and now - self._observed_at >= self._observe_every,
             arm=queues if wishes and self._dry and now - self._armed_at > REARM else (),
             turn=turn,

@@ -25,9 +25,11 @@ class Floors:
 
     def __init__(self, levels: Sequence[tuple[str, int]]) -> None:
         self.levels = tuple(levels)
-        self.horizon: Horizon[int] = Horizon()
+        self.horizon: Horizon[int | str] = Horizon()
         self.floor = [0] * len(levels)
         self.high = [0] * len(levels)
+        #: How far keyed jobs have been given their lanes, by queue: under the same proof as the floors.
+        self.route = {queue: 0 for queue, _ in levels}
         #: Upper bounds for the suspect scan: jobs this process cannot have claimed lie above.
         self.ceiling = [EVERYTHING] * len(levels)
 
@@ -80,9 +82,16 @@ class Floors:
         if last < max(self.high, default=0) or last < self.horizon.settled:
             self.drop()
             return
-        back = self.horizon.observe(last=last, holders=holders, now=now, floors=dict(enumerate(self.floor)))
+        floors: dict[int | str, int] = dict(enumerate(self.floor))
+        floors.update(self.route)
+        back = self.horizon.observe(last=last, holders=holders, now=now, floors=floors)
         if back is not None:
             self.floor = [min(f, back.get(level, 0)) for level, f in enumerate(self.floor)]
+            self.route = {queue: min(f, back.get(queue, 0)) for queue, f in self.route.items()}
+
+    def routed(self, queue: str, settled: int, covered: int) -> None:
+        """Take in how far routing looked, with the horizon at `settled` before it."""
+        self.route[queue] = max(self.route[queue], min(settled, covered))
 
     def wants_proof(self) -> bool:
         """Tell whether an observation could raise a floor."""
@@ -108,4 +117,5 @@ class Floors:
         self.horizon.reset()
         self.floor = [0] * len(self.levels)
         self.high = [0] * len(self.levels)
+        self.route = dict.fromkeys(self.route, 0)
         self.ceiling = [EVERYTHING] * len(self.levels)

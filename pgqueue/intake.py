@@ -60,7 +60,6 @@ class Intake:
         self._bus = bus
         self.floors = Floors(levels[1:])
         self.cursor = [0] * (len(levels) - 1)
-        self.route_floors = dict.fromkeys(settings.queues, 0)
         self._lane_floors = [0] * (len(levels) - 1)
         self._looked_whole_at = 0.0
         self.keyed = False
@@ -81,7 +80,6 @@ class Intake:
         self.floors.drop()
         self.cursor = [0] * len(self.cursor)
         self._lane_floors = [0] * len(self._lane_floors)
-        self.route_floors = dict.fromkeys(self.route_floors, 0)
 
     def wishes(self) -> list[Wish]:
         """Return the claims of the next round."""
@@ -138,9 +136,8 @@ class Intake:
     def _routed(self, rows: Sequence[Row], settled: int) -> None:
         """Raise the floors of routing as far as it looked and the horizon had settled before."""
         for place, examined, last in rows:
-            queue = self._settings.queues[place - 1]
             covered = last if examined >= WINDOW else EVERYTHING
-            self.route_floors[queue] = max(self.route_floors[queue], min(settled, covered))
+            self.floors.routed(self._settings.queues[place - 1], settled, covered)
 
     def took_lanes(self, wish: LaneWish, settled: int, out: Outcomes) -> int:
         """Shelve the jobs of a lane claim, one item a lane; return how many lanes came."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import psycopg
 import pytest
 
 from pgqueue import App
@@ -67,3 +68,34 @@ def test_an_idle_reserved_slot_keeps_nobody_busy_while_jobs_of_other_queues_wait
     assert turns[0] - before < 150
     gate.set()
     eventually(lambda: left(conn) == 0)
+
+
+def test_a_keyed_job_whose_transaction_was_long_is_found_when_it_commits(
+    conn: Connection, start: Start, dsn: str
+) -> None:
+    app, ran = App(), []
+
+    @app.job("work")
+    def work(n: int) -> None:
+        ran.append(n)
+
+    worker = start(app, visibility=5.0)
+    horizon = worker._engine._intake.floors.horizon
+    work.using(key="early").enqueue(conn, 0)
+    conn.commit()
+    eventually(lambda: ran == [0])
+    with psycopg.connect(dsn) as slow:
+        work.using(key="slow").enqueue(slow, 1)
+        n = 2
+
+        def other() -> bool:
+            nonlocal n
+            work.using(key=f"k{n}").enqueue(conn, n)
+            conn.commit()
+            n += 1
+            return horizon.guarded
+
+        eventually(other, timeout=10, look=0.05)
+        eventually(lambda: len(ran) == n - 1)
+        slow.commit()
+    eventually(lambda: 1 in ran, timeout=10)

@@ -105,6 +105,18 @@ def test_the_end_of_a_long_transaction_brings_the_floors_back() -> None:
     assert floors.floor == [0, 0, 0]
 
 
+def test_the_end_of_a_long_transaction_brings_routing_back() -> None:
+    """A keyed job that it committed stands below: without its lane nobody would ever see it."""
+    floors = made(settled=100)
+    floors.routed("mail", 100, EVERYTHING)
+    floors.observed(150, ("writer",), 1.0)
+    floors.observed(160, ("writer",), 3.0)
+    floors.routed("mail", floors.horizon.settled, EVERYTHING)
+    assert floors.route["mail"] == 160
+    floors.observed(170, (), 4.0)
+    assert floors.route == {"mail": 100, "bulk": 0}
+
+
 def test_a_sequence_that_went_back_drops_every_floor_and_the_proof() -> None:
     """After a failover to a standby that lagged behind, numbers are handed out a second time."""
     floors = made(settled=500)
