@@ -91,7 +91,8 @@ class Runner:
     def ended(self, claimed: Claimed, job: Job | None, value: Any = None) -> Outcome:
         """Decide what there is to write about a job whose handler returned `value`: mostly nothing but that."""
         steps = job.steps if job is not None else ()
-        mark = (own_policy(claimed).get("headers") or {}).get(MARK) if claimed.extra is not None else None
+        marked = claimed.extra is not None and f'"{MARK}"' in claimed.extra  # most headers are only headers
+        mark = (own_policy(claimed).get("headers") or {}).get(MARK) if marked else None
         if not (self.keeps or steps or mark):
             return DONE
         result, problem = _result(value) if self.kind.policy.result else (None, None)

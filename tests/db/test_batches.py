@@ -244,6 +244,37 @@ def test_a_handler_splits_its_work_in_the_transaction_of_its_own_end(conn: Conne
     assert sorted(RAN)[1:] == [("part", n) for n in range(12)]
 
 
+def test_a_batch_whose_last_worker_died_right_after_its_ack_is_completed_by_another(
+    conn: Connection, dsn: str, start: Start
+) -> None:
+    members(conn, 1)
+    with Holder(dsn) as holder:
+        (job,) = holder.claim(of=scope(names=["part"]))
+        holder.run(complete([(token(job), Completed(batched=True))]))
+    start()
+    eventually(lambda: ("merge", "all") in RAN)
+
+
+def test_sql_enqueues_batches_and_chains_as_python_does(conn: Connection, start: Start) -> None:
+    rows = conn.execute(
+        """SELECT job FROM pgqueue.enqueue_batch(
+             '[{"name": "part", "payloads": [1, 2], "then": [{"name": "merge", "payloads": ["after each"]}]}]',
+             '{"name": "merge", "payloads": ["after all"]}')"""
+    ).fetchall()
+    assert len(rows) == 3
+    conn.execute(
+        """SELECT pgqueue.enqueue('part', '3', headers =>
+             '{"pgqueue": {"then": [{"name": "merge", "payloads": ["x"]}]}}')"""
+    )
+    conn.commit()
+    start()
+    eventually(lambda: len(RAN) == 7)
+    assert sorted(RAN) == sorted(
+        [("part", n) for n in (1, 2, 3)]
+        + [("merge", w) for w in ("after each", "after each", "after all", "x")]
+    )
+
+
 def test_many_batches_on_many_connections_each_complete_once(conn: Connection, dsn: str) -> None:
     """Eight connections end members of forty batches and fold at once: no deadlock, no batch missed or doubled."""
     for _ in range(40):
