@@ -182,10 +182,13 @@ class Pipeline:
             if len(answers) > before:
                 self._down_at = None
         if len(producer):
+            # What the library says of the purge itself would hide why it had to be.
+            why = self.trouble or "not confirmed in time"
             producer.purge(in_queue=True, in_flight=True, blocking=True)
-        until = time.monotonic() + PURGE_S
-        while len(producer) and time.monotonic() < until:
-            self._poll(producer)
+            until = time.monotonic() + PURGE_S
+            while len(producer) and time.monotonic() < until:
+                self._poll(producer)
+            self.trouble = why
 
     def _ready(self, until: float) -> Producer:
         if self._producer is None:

@@ -15,6 +15,7 @@ its own.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ REFUSED: Final = frozenset({10054, 10097})
 
 #: What the HTTP binding lets stand as it is: printable ASCII but space, double quote and percent.
 _PLAIN: Final = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_SAFE: Final = re.compile(r"[!#$&-~]*").fullmatch
 
 
 class NatsSink:
@@ -161,11 +163,14 @@ class NatsSink:
         if self._stream is not None:
             headers["Nats-Expected-Stream"] = self._stream
         for name, value in context.items():
-            safe = quote(value, safe=_PLAIN, errors="replace")
+            safe = value if _SAFE(value) else quote(value, safe=_PLAIN, errors="replace")
             headers[f"ce-{name}"] = safe
             if name in ("traceparent", "tracestate"):
                 headers[name] = safe
-        return Message(event, self._subject.of(event), headers, event.payload.encode())
+        body = event.payload.encode()
+        # Each header is "name: value" and a line end, after a first line and before an empty one.
+        size = len(body) + len("".join(headers)) + len("".join(headers.values())) + 4 * len(headers) + 12
+        return Message(event, self._subject.of(event), headers, body, size)
 
     @staticmethod
     def _problem(message: Message, limit: int) -> str | None:

@@ -28,12 +28,16 @@ _SUBJECT_IN_ERROR = re.compile(r'publish to "([^"]*)"', re.IGNORECASE)
 
 
 class AckError(msgspec.Struct):
+    """Why a stream did not store a message."""
+
     code: int = 0
     err_code: int = 0
     description: str = ""
 
 
 class Ack(msgspec.Struct):
+    """A stream's answer."""
+
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
@@ -41,14 +45,16 @@ class Ack(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
+    """One message to publish. `size` is what the server counts: headers and payload."""
+
     event: Event
     subject: str
     headers: dict[str, str]
     body: bytes
+    size: int
 
-    @property
-    def size(self) -> int:
-        return len(self.body) + sum(len(name) + len(value) + 4 for name, value in self.headers.items()) + 12
+
+_decode = msgspec.json.Decoder(Ack).decode
 
 
 class NatsLink:
@@ -57,9 +63,12 @@ class NatsLink:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.trouble: str | None = None
-        self._waiting: dict[str, tuple[str, asyncio.Future[Ack | Unavailable]]] = {}
-        self._count = 0
+        self._answers: list[Ack | Unavailable | None] = []
+        self._waiting: dict[str, int] = {}
+        self._sent: Sequence[Message] = ()
+        self._all: asyncio.Future[None] | None = None
         self._inbox = ""
+        self._round = 0
 
     async def listen(self) -> None:
         """Subscribe to the confirmations."""
@@ -68,26 +77,24 @@ class NatsLink:
 
     async def publish(self, messages: Sequence[Message], until: float) -> list[Ack | Unavailable]:
         """Send messages; return the answers, Unavailable for what was not answered in time."""
-        loop = asyncio.get_running_loop()
-        asked: list[asyncio.Future[Ack | Unavailable]] = []
+        self._round += 1
+        replies = [f"{self._inbox}.{self._round}-{place}" for place in range(len(messages))]
+        self._sent = messages
+        self._answers = [None] * len(messages)
+        self._waiting = dict(zip(replies, range(len(messages)), strict=True))
+        self._all = asyncio.get_running_loop().create_future()
+        publish = self.client.publish
         try:
             async with asyncio.timeout(until - time.monotonic()):
-                for message in messages:
-                    self._count += 1
-                    reply = f"{self._inbox}.{self._count}"
-                    answer = loop.create_future()
-                    asked.append(answer)
-                    self._waiting[reply] = (message.subject, answer)
-                    await self.client.publish(message.subject, message.body, reply, message.headers)
-                await asyncio.wait(asked)
+                for message, reply in zip(messages, replies, strict=True):
+                    await publish(message.subject, message.body, reply, message.headers)
+                await self._all
         except TimeoutError:
-            self._fail(Unavailable("no confirmation in time"))
+            self._fail("no confirmation in time")
         except Exception as error:  # noqa: BLE001 - the client's own errors, and a connection that broke
             self.trouble = self.trouble or said(error)
-            self._fail(Unavailable(self.trouble))
-        self._waiting.clear()
-        unsent = Unavailable(self.trouble or "not sent in time")
-        return [a.result() if a.done() else unsent for a in asked] + [unsent] * (len(messages) - len(asked))
+            self._fail(self.trouble)
+        return [answer for answer in self._answers if answer is not None]
 
     async def close(self) -> None:
         """Close the connection, not waiting for a server that is away."""
@@ -102,33 +109,40 @@ class NatsLink:
         if found is None:
             self.trouble = told
             return
-        for subject, answer in self._waiting.values():
-            if subject.lower() == found[1].lower() and not answer.done():
-                answer.set_result(Unavailable(told))
+        for reply, place in list(self._waiting.items()):
+            if self._sent[place].subject.lower() == found[1].lower():
+                self._settle(reply, Unavailable(told))
 
     async def on_closed(self) -> None:
         """Tell everybody who waits that the connection is gone."""
         last = self.client.last_error
         self.trouble = self.trouble or (said(last) if last else "the connection was lost")
-        self._fail(Unavailable(self.trouble))
+        self._fail(self.trouble)
 
-    def _fail(self, receipt: Unavailable) -> None:
-        for _, answer in self._waiting.values():
-            if not answer.done():
-                answer.set_result(receipt)
+    def _fail(self, reason: str) -> None:
+        receipt = Unavailable(reason)
+        for reply in list(self._waiting):
+            self._settle(reply, receipt)
+
+    def _settle(self, reply: str, answer: Ack | Unavailable) -> None:
+        place = self._waiting.pop(reply, None)
+        if place is None:
+            return  # the answer to an earlier round
+        self._answers[place] = answer
+        if not self._waiting and self._all is not None and not self._all.done():
+            self._all.set_result(None)
 
     async def _on_ack(self, message: Msg) -> None:
-        subject, answer = self._waiting.pop(message.subject, ("", None))
-        if answer is None or answer.done():
-            return
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            place = self._waiting.get(message.subject, 0)
+            subject = self._sent[place].subject if self._sent else ""
             reason = f"no stream takes the subject {subject}: create one with this subject in JetStream"
-            answer.set_result(Unavailable(reason))
+            self._settle(message.subject, Unavailable(reason))
             return
         try:
-            answer.set_result(msgspec.json.decode(message.data, type=Ack))
+            self._settle(message.subject, _decode(message.data))
         except msgspec.DecodeError as error:
-            answer.set_result(Unavailable(f"{subject}: not a confirmation: {error}"))
+            self._settle(message.subject, Unavailable(f"not a confirmation: {error}"))
 
 
 class LoopThread:

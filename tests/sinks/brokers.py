@@ -134,7 +134,8 @@ class Redis(Broker):
     def command(self) -> Sequence[str]:
         """Return the command line."""
         own = ["--port", str(self.port), "--bind", LOOPBACK, "--dir", str(self.folder), "--save", ""]
-        return ["redis-server", *own, "--appendonly", "yes", "--appendfsync", "always"]
+        durable = ["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"]
+        return ["redis-server", *own, *durable]
 
 
 class Rabbit(Broker):
