@@ -139,7 +139,7 @@ class Job:
             raise Cancelled("the attempt was asked to stop")
 
     def progress(self, fraction: float, note: str = "") -> None:
-        """Say how far this attempt is, 0 to 1, for people who look (`app.status`).
+        """Say how far this attempt is, 0 to 1, for people who look (`app.status`, `pgqueue jobs show`).
 
         Returns at once; written at most once a second. Raises BadOption for a number outside of 0 to 1.
         """

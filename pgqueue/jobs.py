@@ -38,7 +38,10 @@ class LiveJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """Everything about one live job; `history`: its unsuccessful attempts, oldest first."""
+    """Everything about one live job.
+
+    `history`: its unsuccessful attempts, oldest first. `progress` (0 to 1) and `note`: what its handler last said.
+    """
 
     job: LiveJob
     dedup_key: str | None
@@ -49,6 +52,8 @@ class Detail:
     headers: Mapping[str, Any]
     payload: str
     history: tuple[Attempt, ...]
+    progress: float | None
+    note: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,7 @@ def _detail(r: Row) -> Detail:
     return Detail(
         job=_job(r), dedup_key=r[15], idempotency_key=r[16], timeout_s=r[17], expires_at=r[18],
         backoff=json.loads(r[19]) if r[19] else None, headers=json.loads(r[20]) if r[20] else {}, payload=r[21],
-        history=tuple(Attempt(**one) for one in json.loads(r[22])),
+        history=tuple(Attempt(**one) for one in json.loads(r[22])), progress=r[23], note=r[24],
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from pgqueue.connection import execute
 from pgqueue.dead import Attempt
 from pgqueue.dead import show as show_dead
 from pgqueue.errors import BadOption
+from pgqueue.history import Status, status
 from pgqueue.jobs import Detail, LiveJob, jobs
 from pgqueue.jobs import show as show_job
 from pgqueue.states import State
@@ -94,9 +95,13 @@ def list_(
 @click.argument("job_id", type=click.IntRange(1), metavar="ID")
 @_json_option
 def show(dsn: str | None, *, job_id: int, as_json: bool) -> None:
-    """Show everything about one live job."""
+    """Show everything about one live job, or what is kept of one that is done or cancelled."""
     with opened(dsn) as conn:
         found = execute(conn, show_job(job_id))
+        ended = execute(conn, status(job_id)) if found is None else None
+    if ended is not None and ended.state in ("done", "cancelled"):
+        _print_ended(ended, as_json=as_json)
+        return
     if found is None:
         raise Failure(
             f"there is no live job {job_id}: it is done, dead (pgqueue dead show {job_id}), or never was"
@@ -221,12 +226,28 @@ def _print(found: Detail) -> None:
             ("timeout s", found.timeout_s), ("backoff", None if found.backoff is None else json.dumps(found.backoff)),
             ("worker", job.worker), ("enqueued", job.enqueued_at), ("run at", job.run_at), ("claimed", job.claimed_at),
             ("deadline", job.deadline), ("expires", found.expires_at),
+            ("progress", None if found.progress is None else f"{found.progress:.0%} {found.note or ''}".rstrip()),
         ]
     )  # fmt: skip
     if found.headers:
         print_block("headers", json.dumps(found.headers, indent=2, ensure_ascii=False))
     print_payload(found.payload)
     print_history(found.history)
+
+
+def _print_ended(job: Status, *, as_json: bool) -> None:
+    """Print what the history keeps of a job."""
+    if as_json:
+        print_json(msgspec.to_builtins(job))
+        return
+    print_facts(
+        [
+            ("id", job.id), ("name", job.name), ("queue", job.queue), ("state", job.state), ("attempt", job.attempt),
+            ("enqueued", job.enqueued_at), ("started", job.started_at), ("finished", job.finished_at),
+            ("result", None if job.result is None else json.dumps(job.result, ensure_ascii=False)),
+            ("problem", job.problem),
+        ]
+    )  # fmt: skip
 
 
 def print_payload(text: str) -> None:

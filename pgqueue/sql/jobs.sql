@@ -19,8 +19,9 @@ SELECT j.id, j.name, j.queue, j.priority, j.key, pgqueue.job_state(j.id), j.atte
   j.dedup_key, j.idempotency_key, j.timeout_s, CASE WHEN isfinite(j.expires_at) THEN j.expires_at END, j.backoff::text, j.headers::text, j.payload::text,
   coalesce((SELECT json_agg(json_build_object('attempt', a.attempt, 'outcome', a.outcome, 'started_at', a.started_at, 'at', a.at,
     'worker', a.worker, 'error_type', a.error_type, 'error', a.error, 'traceback', a.traceback) ORDER BY a.at)::text
-    FROM pgqueue.attempt_log a WHERE a.job_id = j.id), '[]')
-FROM pgqueue.job j LEFT JOIN pgqueue.job_type t ON t.name = j.name WHERE j.id = %(id)s::bigint
+    FROM pgqueue.attempt_log a WHERE a.job_id = j.id), '[]'),
+  p.fraction::double precision, p.note
+FROM pgqueue.job j LEFT JOIN pgqueue.job_type t ON t.name = j.name LEFT JOIN pgqueue.progress p ON p.job_id = j.id WHERE j.id = %(id)s::bigint
 
 -- name: workers
 -- Process starts that have not said good-bye, the youngest last.

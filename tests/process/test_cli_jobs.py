@@ -9,8 +9,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pgqueue.cli import main
+from pgqueue.connection import execute
+from pgqueue.declare import Policy, declare
+from pgqueue.finish import complete
+from pgqueue.history import days
+from pgqueue.job import Completed
 from pgqueue.prepared import Prepared
-from tests.factories import MINUTE, Holder, enqueue
+from pgqueue.progress import Note, progress
+from tests.factories import MINUTE, Holder, enqueue, token
 from tests.process.apps import every, heeds
 from tests.process.apps.every import Work
 from tests.process.apps.fleet import Fleet
@@ -78,6 +84,23 @@ def test_live_jobs_are_listed_and_shown(run: Run, conn: Connection) -> None:
     assert '"a": 1' in run("jobs", "show", one).stdout
     assert json.loads(run("jobs", "show", one, "--json").stdout)["payload"] == {"a": 1}
     assert "there is no live job 99999" in run("jobs", "show", 99999, code=1).stderr
+
+
+def test_progress_and_what_the_history_keeps_are_shown(run: Run, dsn: str, conn: Connection) -> None:
+    execute(conn, declare([Policy(name="work", keep=86_400.0)]))
+    execute(conn, days())
+    (job_id,) = enqueue(conn)
+    conn.commit()
+    with Holder(dsn) as holder:
+        (job,) = holder.claim()
+        holder.run(progress([Note(token(job), 0.4, "page 12")]))
+        assert "40% page 12" in run("jobs", "show", job_id).stdout
+        assert json.loads(run("jobs", "show", job_id, "--json").stdout)["note"] == "page 12"
+        holder.run(complete([(token(job), Completed(result='{"sum": 6}'))]))
+    shown = run("jobs", "show", job_id).stdout
+    assert "done" in shown
+    assert '{"sum": 6}' in shown
+    assert json.loads(run("jobs", "show", job_id, "--json").stdout)["result"] == {"sum": 6}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
