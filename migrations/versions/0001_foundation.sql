@@ -33,6 +33,7 @@ CREATE TABLE pgqueue.queue (
   paused     boolean NOT NULL DEFAULT false,
   max_depth  bigint CHECK (max_depth BETWEEN 1 AND 100000),
   max_age_s  double precision CHECK (max_age_s > 0),
+  age_after_s double precision CHECK (age_after_s >= 1),
   rate_per_s real,
   burst      real,
   tat        timestamptz
@@ -49,6 +50,7 @@ CREATE TABLE pgqueue.job (
   ready_at        timestamptz,
   claimed_at      timestamptz NOT NULL DEFAULT '-infinity',
   expires_at      timestamptz,
+  aged_at         timestamptz,
   timeout_s       real CHECK (timeout_s > 0),
   priority        smallint NOT NULL CHECK (priority BETWEEN 0 AND 9),
   attempt         smallint NOT NULL DEFAULT 0 CHECK (attempt >= 0),
@@ -259,6 +261,7 @@ DO $$ BEGIN
 END $$;
 CREATE SEQUENCE pgqueue.turn_promote MINVALUE 0 START 0;
 CREATE SEQUENCE pgqueue.turn_prune MINVALUE 0 START 0;
+CREATE SEQUENCE pgqueue.turn_age MINVALUE 0 START 0;
 CREATE SEQUENCE pgqueue.turn_schedule MINVALUE 0 START 0;
 CREATE SEQUENCE pgqueue.turn_batch MINVALUE 0 START 0;
 
@@ -625,11 +628,14 @@ BEGIN
     AND j.pos IS NOT NULL AND j.lease = 0 ORDER BY j.id LIMIT 1) h ON true
   WHERE l.queue = mine.queue AND l.key = mine.key AND l.slot = mine.slot;
   GET DIAGNOSTICS n = ROW_COUNT;
-  SELECT array_agg(e.queue), array_agg(e.key), array_agg(e.slot) INTO dq, dk, ds FROM (
-    SELECT l.* FROM (SELECT DISTINCT u.q, u.k FROM unnest(queues, keys) u(q, k)) t
-    CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.lease = 0
-      AND l.rest_until <= clock_timestamp() AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL)
-      FOR UPDATE SKIP LOCKED) l) e;
+  -- Never while slot 0, for which route looks, is held or rests: the next burst needs all slots.
+  SELECT array_agg(f.queue), array_agg(f.key), array_agg(f.slot) INTO dq, dk, ds FROM (
+    SELECT e.*, bool_or(e.slot = 0) OVER (PARTITION BY e.queue, e.key) AS first FROM (
+      SELECT l.* FROM (SELECT DISTINCT u.q, u.k FROM unnest(queues, keys) u(q, k)) t
+      CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.lease = 0
+        AND l.rest_until <= clock_timestamp() AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = t.q AND j.key = t.k AND j.pos IS NOT NULL)
+        FOR UPDATE SKIP LOCKED) l) e) f
+  WHERE f.first OR NOT EXISTS (SELECT FROM pgqueue.lane o WHERE o.queue = f.queue AND o.key = f.key AND o.slot = 0);
   IF dq IS NOT NULL THEN
     DELETE FROM pgqueue.lane l USING unnest(dq, dk, ds) d(q, k, s)
     WHERE l.queue = d.q AND l.key = d.k AND l.slot = d.s
@@ -659,34 +665,54 @@ LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
   r record; took int; handed int := 0; left_behind int; eq text[] := '{}'; ek text[] := '{}'; ep bigint[] := '{}'; lim int;
-  kind record; rest interval;
+  kind record; rest interval; surplus boolean; head record; orphan boolean;
 BEGIN
   FOR r IN
     WITH w AS MATERIALIZED (
       SELECT v.o, x.* FROM unnest(lane_claim.queues, lane_claim.prios, lane_claim.floors) WITH ORDINALITY v(q, p, f, o)
       CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot, l.pos, l.head_name FROM pgqueue.lane l
         WHERE l.queue = v.q AND l.priority = v.p AND l.priority >= 0 AND l.pos > v.f AND l.deadline <= statement_timestamp()
+          AND l.head_name = ANY (lane_claim.names)
         ORDER BY l.pos LIMIT 5000) x)
     SELECT w.o, w.pos, y.* FROM w
     CROSS JOIN LATERAL (SELECT l.queue, l.key, l.slot, l.lease, l.lost FROM pgqueue.lane l
       WHERE l.queue = w.queue AND l.key = w.key AND l.slot = w.slot AND l.deadline <= statement_timestamp()
+        AND l.rest_until <= statement_timestamp() AND l.head_name = ANY (lane_claim.names)
       FOR NO KEY UPDATE SKIP LOCKED) y
-    WHERE w.head_name = ANY (lane_claim.names) LIMIT lane_claim.k
+    LIMIT lane_claim.k
   LOOP
     EXIT WHEN handed >= lane_claim.total;
-    rest := NULL;
+    rest := NULL; surplus := false; orphan := false;
     IF r.key LIKE '@%' THEN
       SELECT t.slots, t.rate_per_s INTO kind FROM pgqueue.job_type t WHERE t.name = substr(r.key, 2);
-      IF r.slot >= kind.slots THEN
-        DELETE FROM pgqueue.lane l WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot AND l.lease = 0;
-        CONTINUE; -- the limit was lowered
-      END IF;
+      surplus := coalesce(r.slot >= kind.slots, false); -- the limit was lowered
       rest := kind.slots / kind.rate_per_s * interval '1 s'; -- of a rate, each slot keeps its share
     END IF;
-    -- A free slot of a key whose jobs all run already stays as it is; a lane without any job is taken, to be deleted.
-    CONTINUE WHEN r.lease = 0
-      AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = 0)
-      AND EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL);
+    IF r.lease = 0 THEN
+      IF surplus THEN
+        DELETE FROM pgqueue.lane l WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
+        CONTINUE;
+      END IF;
+      SELECT j.id, j.lease, j.deadline INTO head FROM pgqueue.job j
+      WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL ORDER BY j.id LIMIT 1;
+      IF head.lease <> 0 THEN
+        -- A stamp that no lane stands for: its holder gave the lane back without writing the job off, and was lost.
+        orphan := head.deadline <= clock_timestamp()
+          AND NOT EXISTS (SELECT FROM pgqueue.lane o WHERE o.queue = r.queue AND o.key = r.key AND o.lease = head.lease);
+        IF orphan THEN
+          WITH g AS MATERIALIZED (
+            SELECT j.id FROM pgqueue.job j WHERE j.id = head.id AND j.lease = head.lease AND j.deadline <= clock_timestamp() FOR NO KEY UPDATE SKIP LOCKED),
+          s AS (
+            UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = j.lost + 1 FROM g WHERE j.id = g.id RETURNING j.id, j.attempt, j.claimed_at)
+          INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, error_type, error, worker)
+          SELECT s.id, s.attempt, 'lost', head.lease, s.claimed_at, 'WorkerLost', 'the worker vanished: its lease ran out unrenewed',
+                 (SELECT w.host || ':' || w.pid FROM pgqueue.worker w WHERE w.nonce = head.lease >> 32)
+          FROM s;
+        END IF;
+        -- A free slot of a key whose jobs all run already stays as it is; a lane without any job is taken, to be deleted.
+        CONTINUE WHEN NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = 0);
+      END IF;
+    END IF;
     lim := least(lane_claim.m, lane_claim.total - handed);
     IF rest IS NOT NULL THEN -- no more at once than a tenth of a second is worth
       lim := least(lim, greatest(1, floor(0.1 / extract(epoch FROM rest))::int));
@@ -710,11 +736,14 @@ BEGIN
       SELECT behind.n INTO left_behind FROM behind;
       CONTINUE WHEN left_behind > 0;
       lim := 1;
-    ELSIF r.lost > 0 THEN
+      IF surplus THEN
+        DELETE FROM pgqueue.lane l WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
+        CONTINUE;
+      END IF;
+    ELSIF r.lost > 0 OR orphan THEN
       lim := 1;
     END IF;
-    UPDATE pgqueue.lane l SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, lost = l.lost + (r.lease <> 0)::int,
-      rest_until = coalesce(clock_timestamp() + lim * rest, l.rest_until)
+    UPDATE pgqueue.lane l SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, lost = l.lost + (r.lease <> 0)::int
     WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot
       AND NOT EXISTS (SELECT FROM pgqueue.dead_job d WHERE d.queue = r.queue AND d.key = r.key AND d.blocks);
     IF NOT FOUND THEN
@@ -737,6 +766,9 @@ BEGIN
                 j.idempotency_key, j.backoff::text, j.headers::text, j.payload::text;
     GET DIAGNOSTICS took = ROW_COUNT;
     handed := handed + took;
+    IF took > 0 AND rest IS NOT NULL THEN
+      UPDATE pgqueue.lane l SET rest_until = clock_timestamp() + took * rest WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot;
+    END IF;
     IF took = 0 THEN
       eq := eq || r.queue; ek := ek || r.key; ep := ep || r.pos;
     END IF;
@@ -921,6 +953,52 @@ BEGIN
     WHEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = $1) OR EXISTS (SELECT FROM pgqueue.dead_job d WHERE d.id = $1) THEN 'held' ELSE 'gone' END;
 END $$;
 COMMENT ON FUNCTION pgqueue.edit IS 'Give a job that waits, or a dead letter, another payload: changed, held (it runs, or somebody moves it) or gone.';
+
+-- Aging. In a queue with age_after_s a job that has waited that long goes up one level, to the end of it, and waits anew: so
+-- every job comes to level 0 some day, where the order is that of arrival. Positions follow the time since which jobs wait,
+-- so the first entries of a level tell who is next; a page a level and call keeps it short.
+CREATE FUNCTION pgqueue.age(page int DEFAULT 1000) RETURNS int LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+  q record; n int; total int := 0; ks text[];
+BEGIN
+  FOR q IN SELECT c.name, clock_timestamp() - c.age_after_s * interval '1 s' AS limit_at FROM pgqueue.queue c WHERE c.age_after_s IS NOT NULL AND NOT c.paused LOOP
+    WITH w AS MATERIALIZED (
+      SELECT x.* FROM generate_series(1, 9) p(level)
+      CROSS JOIN LATERAL (
+        SELECT y.id, y.priority, y.pos FROM (
+          SELECT j.id, j.priority, j.pos, j.lease, greatest(j.enqueued_at, j.ready_at, j.aged_at) AS since FROM pgqueue.job j
+          WHERE j.queue = q.name AND j.priority = p.level AND j.pos IS NOT NULL AND j.key IS NULL ORDER BY j.pos LIMIT 5000) y
+        WHERE y.lease = 0 AND y.since <= q.limit_at LIMIT age.page) x),
+    l AS MATERIALIZED (
+      SELECT y.id, w.priority, w.pos FROM w CROSS JOIN LATERAL (
+        SELECT j.id FROM pgqueue.job j WHERE j.id = w.id AND j.lease = 0 AND j.priority = w.priority FOR NO KEY UPDATE SKIP LOCKED) y),
+    o AS MATERIALIZED (SELECT s.id, nextval('pgqueue.pos_seq') AS pos FROM (SELECT l.id FROM l ORDER BY l.priority, l.pos) s)
+    UPDATE pgqueue.job j SET priority = j.priority - 1, pos = o.pos, aged_at = clock_timestamp() FROM o WHERE j.id = o.id;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    total := total + n;
+    WITH w AS MATERIALIZED (
+      SELECT DISTINCT x.key FROM generate_series(1, 9) p(level)
+      CROSS JOIN LATERAL (
+        SELECT l.key FROM pgqueue.lane l WHERE l.queue = q.name AND l.priority = p.level AND l.priority >= 0
+          AND l.lease = 0 AND l.deadline <= clock_timestamp() ORDER BY l.pos LIMIT age.page) x),
+    h AS MATERIALIZED (
+      SELECT y.id FROM w CROSS JOIN LATERAL (
+        SELECT j.id, j.priority, greatest(j.enqueued_at, j.ready_at, j.aged_at) AS since FROM pgqueue.job j
+        WHERE j.queue = q.name AND j.key = w.key AND j.pos IS NOT NULL AND j.lease = 0 ORDER BY j.id LIMIT 1) y
+      WHERE y.since <= q.limit_at AND y.priority > 0),
+    l AS MATERIALIZED (
+      SELECT y.id FROM h CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = h.id AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y ORDER BY y.id),
+    u AS (UPDATE pgqueue.job j SET priority = j.priority - 1, aged_at = clock_timestamp() FROM l WHERE j.id = l.id RETURNING j.key)
+    SELECT array_agg(u.key), count(*) INTO ks, n FROM u;
+    total := total + n;
+    IF ks IS NOT NULL THEN
+      PERFORM pgqueue.lane_refresh(array_fill(q.name, ARRAY[cardinality(ks)]), ks);
+    END IF;
+  END LOOP;
+  RETURN total;
+END $$;
+COMMENT ON FUNCTION pgqueue.age IS 'Move jobs that have waited for their queue''s age_after_s up one priority; returns how many. Called by workers.';
 
 -- Schedules. A tick is one time of a schedule; it and its job are written in one transaction, once, whoever looks.
 -- next_at says when to look again; the ticks themselves are counted from last_at, the last one that was decided.
