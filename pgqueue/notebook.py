@@ -70,7 +70,9 @@ class Notebook:
 
     def answer(self, connection: psycopg.Connection[Any]) -> None:
         """Write and read what handlers wait for. If the connection breaks, they go on waiting for the next one."""
-        for _ in range(len(self._asked)):  # what comes in meanwhile waits: heartbeats have their turn in between
+        for _ in range(
+            len(self._asked)
+        ):  # what comes in meanwhile waits: heartbeats have their turn in between
             asked = self._asked.popleft()
             if asked.answer.cancelled():
                 continue

@@ -65,6 +65,8 @@ class Results:
     applied: list[Claimed] = field(default_factory=list)
     ended: list[tuple[Claimed, Outcome]] = field(default_factory=list)
     lanes: list[LaneHold] = field(default_factory=list)
+    #: Ids of those done whose rows were locked at the last try: passed while they are, or no round would get through.
+    locked: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.done or self.applied or self.ended or self.lanes)
@@ -134,7 +136,7 @@ class Outcomes:
 class _Sent:
     """The statements of a round that are under way."""
 
-    acked: Pending[list[int] | None] | None = None
+    acks: list[tuple[list[int], Pending[list[int] | None]]] = field(default_factory=list)
     ends: list[tuple[list[int], Pending[list[int]]]] = field(default_factory=list)
     claimed: list[Pending[Answer]] = field(default_factory=list)
     lanes: Pending[list[Claimed]] | None = None
@@ -264,8 +266,11 @@ class Rounds:
         """Send the one transaction that writes results and claims; the order within it is part of the protocol."""
         p.begin()
         p.run("SET LOCAL lock_timeout = '250ms'")
-        if plan.results.done:
-            sent.acked = p.send(ack(plan.results.done))
+        done, locked = plan.results.done, plan.results.locked
+        if locked:
+            self._send_ack(p, [c for c in done if c.id in locked], sent, skip=True)
+            done = [c for c in done if c.id not in locked]
+        self._send_ack(p, done, sent)
         sent.ends = self._send_ends(p, plan.results)
         for wish in plan.wishes:
             statement = claim(
@@ -283,6 +288,10 @@ class Rounds:
         if plan.turn:
             sent.turned = p.send(sweep_turn(plan.turn, plan.sweep_period))
         p.commit()
+
+    def _send_ack(self, p: Pipeline, done: list[Claimed], sent: _Sent, *, skip: bool = False) -> None:
+        if done:
+            sent.acks.append(([c.id for c in done], p.send(ack(done, skip=skip))))
 
     def _send_ends(self, p: Pipeline, results: Results) -> list[tuple[list[int], Pending[list[int]]]]:
         ended = results.ended
@@ -315,13 +324,9 @@ class Rounds:
 
     def _settle(self, results: Results, sent: _Sent, out: Outcomes) -> None:
         """Tell, result by result, whether it was written."""
-        if sent.acked is not None:
-            ids = [c.id for c in results.done]
-            ours = sent.acked.result()
-            if ours is None:
-                out.finished.update(ids)
-            else:
-                self._missing(ids, ours, out)
+        for ids, acked in sent.acks:
+            ours = acked.result()
+            self._missing(ids, ids if ours is None else ours, out)
         for ids, pending in sent.ends:
             self._missing(ids, pending.result(), out)
         self._tell_locked(results, out)
@@ -352,8 +357,7 @@ class Rounds:
         out, sent = Outcomes(), _Sent()
         with Pipeline(self.connection) as p:
             p.begin()
-            if results.done:
-                sent.acked = p.send(ack(results.done, skip=True))
+            self._send_ack(p, results.done, sent, skip=True)
             sent.ends = self._send_ends(p, results)
             p.commit()
         self._settle(results, sent, out)

@@ -46,6 +46,7 @@ class WriteOff:
         self._done: list[Claimed] = []
         self._ended: list[tuple[Claimed, Outcome]] = []
         self._lanes: list[LaneHold] = []
+        self._locked: frozenset[int] = frozenset()
         #: Jobs given back since the start.
         self.released = 0
         #: Set by a round that gave jobs back: other workers should look below their floors.
@@ -91,7 +92,13 @@ class WriteOff:
         if hand.keyed:
             applied = [c for c in done if c.id in hand.keyed]
             done = [c for c in done if c.id not in hand.keyed]
-        return Results(done=done, applied=applied, ended=list(self._ended), lanes=self._ready_lanes())
+        return Results(
+            done=done,
+            applied=applied,
+            ended=list(self._ended),
+            lanes=self._ready_lanes(),
+            locked=self._locked,
+        )
 
     def _take(self, ended: Ended) -> None:
         """Take one attempt that ended; tell those who listen."""
@@ -118,6 +125,7 @@ class WriteOff:
             hand.cancelled -= gone
             hand.lost -= gone
             hand.keyed -= gone
+        self._locked = (self._locked | out.locked) - gone
         if len(gone) == len(self._done) + len(self._ended):
             self._done, self._ended = [], []
         else:
@@ -163,13 +171,16 @@ class WriteOff:
             self._bus.emit(LeasesLost(job_ids=(job_id,)))
 
     def _ready_lanes(self) -> list[LaneHold]:
-        """Return the lanes whose jobs are all written, or acked in the coming round.
+        """Return the lanes whose jobs are all written, or acked in the coming round for certain.
 
         A lane that is given back while one of its jobs is still stamped would be overtaken by its next job.
         """
         if not self._lanes:
             return []
-        held, acked = self._hand.held, {c.id for c in self._done}
+        held = self._hand.held
+        acked = (
+            {c.id for c in self._done} - self._locked - self._hand.keyed
+        )  # these two are passed while locked
         return [lane for lane in self._lanes if all(i not in held or i in acked for i in lane.ids)]
 
     def _tell(self, ended: Ended) -> None:

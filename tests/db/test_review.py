@@ -99,3 +99,32 @@ def test_a_keyed_job_whose_transaction_was_long_is_found_when_it_commits(
         eventually(lambda: len(ran) == n - 1)
         slow.commit()
     eventually(lambda: 1 in ran, timeout=10)
+
+
+def test_a_finished_job_that_somebody_has_locked_keeps_nobody_from_claiming(
+    conn: Connection, start: Start, dsn: str
+) -> None:
+    app, gate, ran = App(), threading.Event(), []
+
+    @app.job("slow")
+    def slow() -> None:
+        gate.wait(20)
+
+    @app.job("work")
+    def work(n: int) -> None:
+        ran.append(n)
+
+    locked = slow.enqueue(conn).id
+    conn.commit()
+    worker = start(app, concurrency=4)
+    eventually(lambda: bool(worker._hand.running))
+    with psycopg.connect(dsn) as shop:
+        shop.execute("SELECT FROM pgqueue.job WHERE id = %s FOR UPDATE", [locked])
+        gate.set()
+        eventually(lambda: not worker._hand.running)
+        work.using(key="k").enqueue(conn, 0)
+        work.enqueue_many(conn, list(range(1, 20)))
+        conn.commit()
+        eventually(lambda: sorted(ran) == list(range(20)), timeout=5)
+        eventually(lambda: left(conn) == 1)
+    eventually(lambda: left(conn) == 0)
