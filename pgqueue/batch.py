@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from pgqueue.errors import BadOption, QueueFull
 from pgqueue.statement import Row, Statement, column, load, nothing
 from pgqueue.step import Step, steps_json, steps_of
 
@@ -40,10 +41,14 @@ class BatchStatus:
 
 
 def batch(steps: Sequence[Step], then: Step | None) -> Statement[BatchRef]:
-    """Enqueue jobs and remember what runs when all are done; without any job that is at once. Raises BadOption."""
+    """Enqueue jobs and remember what runs when all are done; without any job that is at once.
+
+    Raises BadOption; reading the rows raises QueueFull where a queue of the jobs is full.
+    """
+    if then is not None and not isinstance(then, Step):
+        raise BadOption("then", f"{then!r} is not a step; make one of the job: job.with_payload(...)")
     members = steps_of("steps", steps)
-    last = steps_of("then", then)[0] if then is not None else None
-    params = {"steps": steps_json(members), "completion": last.text() if last else None}
+    params = {"steps": steps_json(members), "completion": then.text() if then else None}
     return Statement(_SQL["enqueue"], params, _ref)
 
 
@@ -63,6 +68,8 @@ def prune() -> Statement[None]:
 
 
 def _ref(rows: Sequence[Row]) -> BatchRef:
+    if rows[0][0] < 0:  # the mark of a full queue: seconds, and the queue
+        raise QueueFull(rows[0][2], timedelta(seconds=-rows[0][0]))
     return BatchRef(rows[0][0], tuple(row[1] for row in rows[1:]))
 
 

@@ -1197,25 +1197,40 @@ CREATE TABLE pgqueue.batch_tally (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 COMMENT ON TABLE pgqueue.batch_tally IS 'Ends of members, appended in the transaction of the end and folded into batch: members never wait for each other.';
 
-CREATE FUNCTION pgqueue.enqueue_batch(steps json, completion json DEFAULT NULL) RETURNS TABLE (batch bigint, job bigint) LANGUAGE plpgsql AS $$
+CREATE FUNCTION pgqueue.enqueue_batch(steps json, completion json DEFAULT NULL, when_full text DEFAULT 'raise')
+RETURNS TABLE (batch bigint, job bigint, full_queue text) LANGUAGE plpgsql AS $$
 DECLARE
   step   json;
   made   bigint;
   total  int;
   follow bigint;
+  wait_s int;
 BEGIN
+  -- A batch is let in as a whole, or not at all.
+  SELECT q.name, pgqueue.queue_full(q.name) INTO full_queue, wait_s
+  FROM (SELECT DISTINCT coalesce(e.value ->> 'queue', t.queue, CASE WHEN t.name IS NULL THEN e.value ->> 'else_queue' END, 'default') AS name
+        FROM json_array_elements(steps) e LEFT JOIN pgqueue.job_type t ON t.name = e.value ->> 'name') q
+  WHERE when_full <> 'ignore' AND pgqueue.queue_full(q.name) IS NOT NULL LIMIT 1;
+  IF wait_s IS NOT NULL AND when_full = 'tell' THEN
+    RETURN QUERY SELECT -wait_s::bigint, NULL::bigint, full_queue;
+    RETURN;
+  ELSIF wait_s IS NOT NULL THEN
+    RAISE EXCEPTION 'queue % is full; try again in % s', full_queue, wait_s
+      USING ERRCODE = '53400', HINT = 'The limits are in pgqueue.queue: max_depth, max_age_s.';
+  END IF;
   SELECT coalesce(sum(json_array_length(e.value -> 'payloads')), 0) INTO total FROM json_array_elements(steps) e;
   IF total = 0 AND completion IS NOT NULL THEN
     SELECT * INTO follow FROM pgqueue.enqueue_step(completion);
   END IF;
   INSERT INTO pgqueue.batch AS b (size, completion, job_id, completed_at)
   VALUES (total, completion, follow, CASE WHEN total = 0 THEN now() END) RETURNING b.id INTO made;
-  RETURN QUERY SELECT made, NULL::bigint;
+  RETURN QUERY SELECT made, NULL::bigint, NULL;
   FOR step IN SELECT e.value FROM json_array_elements(steps) e LOOP
-    RETURN QUERY SELECT made, s.* FROM pgqueue.enqueue_step(step, NULL, made) s;
+    RETURN QUERY SELECT made, s.*, NULL FROM pgqueue.enqueue_step(step, NULL, made) s;
   END LOOP;
 END $$;
-COMMENT ON FUNCTION pgqueue.enqueue_batch IS 'Enqueue jobs together; completion runs when all of them are done. The first row names the batch, the others its jobs.';
+COMMENT ON FUNCTION pgqueue.enqueue_batch IS 'Enqueue jobs together; completion runs when all of them are done. The first row names the batch, the others its '
+  'jobs. Where a queue of theirs is full: when_full raise: SQLSTATE 53400; tell: one row with the negative of the seconds to wait; ignore: enqueue.';
 
 -- Folders take batches in the order of their ids and wait for each other, so whoever folds last sees every member.
 CREATE FUNCTION pgqueue.fold_batches() RETURNS SETOF bigint LANGUAGE plpgsql AS $$

@@ -1,6 +1,6 @@
 -- name: enqueue
 -- Jobs together with the job that runs when all of them are done, in the caller's transaction. The first row is the batch's.
-SELECT b.batch, b.job FROM pgqueue.enqueue_batch(%(steps)s::json, %(completion)s::json) b
+SELECT b.batch, b.job, b.full_queue FROM pgqueue.enqueue_batch(%(steps)s::json, %(completion)s::json, 'tell') b
 
 -- name: fold
 -- Count the members that ended; enqueue the completion jobs of whole batches.

@@ -13,7 +13,7 @@ from psycopg import errors as pg
 from psycopg.rows import tuple_row
 from sqlalchemy.orm import Session
 
-from pgqueue import App, Backoff, Job, NotInTransaction, Permanent
+from pgqueue import App, Backoff, Job, NotInTransaction, Permanent, QueueFull
 from pgqueue.batch import fold, prune
 from pgqueue.cancel import cancel
 from pgqueue.config import WorkerSettings
@@ -310,6 +310,21 @@ def test_batches_that_completed_long_ago_are_pruned(conn: Connection) -> None:
     execute(conn, prune())
     conn.commit()
     assert seen(conn, "SELECT id FROM pgqueue.batch ORDER BY 1") == [(2,), (3,)]
+
+
+def test_a_full_queue_refuses_a_batch_as_a_whole_and_leaves_the_transaction_usable(conn: Connection) -> None:
+    conn.execute("INSERT INTO pgqueue.queue (name, max_depth) VALUES ('slow', 1)")
+    conn.execute("INSERT INTO pgqueue.depth_sample VALUES ('slow', clock_timestamp(), 9, 0, 0, 0, 0, false)")
+    steps = [part.with_payload(1), part.using(queue="slow").with_payload(2)]
+    with pytest.raises(QueueFull, match="queue 'slow' is full"):
+        app.batch(conn, steps, merge.with_payload("all"))
+    assert len(app.batch(conn, steps[:1]).jobs) == 1
+    conn.commit()
+    assert seen(conn, "SELECT count(*) FROM pgqueue.job") == [(1,)]
+    with pytest.raises(pg.ConfigurationLimitExceeded, match="queue slow is full"):
+        conn.execute(
+            """SELECT pgqueue.enqueue_batch('[{"name": "part", "payloads": [1], "queue": "slow"}]')"""
+        )
 
 
 def test_a_step_of_sql_that_makes_no_sense_is_refused(conn: Connection) -> None:

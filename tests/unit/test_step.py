@@ -92,6 +92,8 @@ def test_what_is_no_step_is_refused(wrong: Any) -> None:
         extract.using(then=wrong)
     with pytest.raises(BadOption, match=r"steps: .*with_payload"):
         batch(wrong, None)
+    with pytest.raises(BadOption, match=r"then: .*with_payload"):
+        batch([], wrong if wrong is not None else [])
 
 
 def test_one_step_needs_no_list() -> None:
