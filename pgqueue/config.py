@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pgqueue.errors import ConfigError
 
 MAX_CLAIM = 500
+MAX_WEIGHT = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,13 +15,15 @@ class WorkerSettings:
     """How one worker process works.
 
     `concurrency`: jobs at once of each kind (threads for `def`, tasks for `async def`, child processes).
-    `queues`: served strictly in the order written; `reserved`: slots that only one queue may use.
+    `queues`: served strictly in the order written; `reserved`: slots that only one queue may use. `weights` instead of
+    both: of the jobs claimed while several queues have some, each gets its share.
     `visibility`: how long a claim stands without a heartbeat. `prefetch`: jobs claimed beyond the running ones,
     None = by their duration, at most 500.
     """
 
     queues: tuple[str, ...] = ("default",)
     reserved: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
     concurrency: int = 8
     prefetch: int | None = None
     visibility: float = 30.0
@@ -36,6 +39,7 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         self._check_queues()
         self._check_reserved()
+        self._check_weights()
         for name, value, low, high, unit in (
             ("concurrency", self.concurrency, 1, 10_000, ""),
             ("prefetch", self.prefetch or 0, 0, 5_000, ""),
@@ -67,6 +71,32 @@ class WorkerSettings:
                 f"queues: {sum(self.reserved.values())} reserved slots leave none of {self.concurrency} "
                 "for the other queues"
             )
+
+    def _check_weights(self) -> None:
+        if self.weights and self.reserved:
+            raise ConfigError(
+                "weights: reserved slots go with the strict order; name the queues without =SLOTS, or give no weights"
+            )
+        if self.weights and set(self.weights) != set(self.queues):
+            raise ConfigError(
+                f"weights: they name {','.join(self.weights)}, but the queues served are {','.join(self.queues)}"
+            )
+        for queue, weight in self.weights.items():
+            if not 1 <= weight <= MAX_WEIGHT:
+                raise ConfigError(f"weights: {queue}={weight} is not between 1 and {MAX_WEIGHT}")
+
+
+def parse_weights(text: str) -> dict[str, int]:
+    """Read `critical=8,bulk=2`: the queues, and the share of each."""
+    weights: dict[str, int] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, _, weight = part.partition("=")
+        if not weight.strip().isdigit() or name.strip() in weights:
+            raise ConfigError(f"weights: {part!r} should read NAME=WEIGHT, each name once")
+        weights[name.strip()] = int(weight)
+    if not weights:
+        raise ConfigError("weights: name at least one queue, e.g. --weights critical=8,bulk=2")
+    return weights
 
 
 def parse_queues(text: str, concurrency: int) -> tuple[tuple[str, ...], dict[str, int]]:

@@ -125,8 +125,8 @@ def _waiting(rows: Sequence[Row]) -> Findings:
             yield _problem(
                 "jobs",
                 f"{count} jobs {name!r} wait in queue {queue!r}, whose workers do not know that name",
-                "start a worker that registers it, or cancel them: "
-                f"pgqueue jobs cancel --name {_quoted(name)} --queue {_quoted(queue)}",
+                "start a worker that registers it, or move or cancel them: "
+                f"pgqueue jobs cancel --name {_quoted(name)} --queue {_quoted(queue)}, or jobs move .. --to QUEUE",
             )
     for queue, count in unserved.items():
         yield _problem(

@@ -50,15 +50,16 @@ class Floors:
     ) -> None:
         """Take in what a claim saw.
 
-        It read `levels` (counted from 0) from `starts`, with the horizon at `settled` before it was sent; `last` is
-        the (level, pos) of its last job; `full` the last position examined in levels whose window was full;
-        `exhausted` tells that it found fewer jobs than it asked for.
+        It read `levels` (counted from 0, in this order) from `starts`, with the horizon at `settled` before it was
+        sent; `last` is the (level, pos) of its last job; `full` the last position examined in levels whose window was
+        full; `exhausted` tells that it found fewer jobs than it asked for.
         """
-        for level, start in zip(levels, starts, strict=True):
+        reached = levels.index(last[0]) if last is not None else -1
+        for place, (level, start) in enumerate(zip(levels, starts, strict=True)):
             if exhausted:
                 covered = full.get(level, EVERYTHING)
                 looked = full.get(level, 0)
-            elif last is None or level > last[0]:
+            elif last is None or place > reached:
                 self.ceiling[level] = self.high[level]
                 continue
             elif level == last[0]:

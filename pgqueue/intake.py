@@ -28,6 +28,7 @@ from pgqueue.shelf import Item, LaneHold
 from pgqueue.statement import Row
 from pgqueue.tasks import TaskSlots
 from pgqueue.threads import ThreadSlots
+from pgqueue.weights import Weights
 
 #: How long a job waits, in seconds, while another one of its idempotency key runs.
 LEDGER_WAIT = 1.0
@@ -60,6 +61,9 @@ class Intake:
         self._bus = bus
         self.floors = Floors(levels[1:])
         self.cursor = [0] * (len(levels) - 1)
+        self._in_order = list(range(len(levels) - 1))
+        #: Whose turn it is where queues are served by weight: for jobs with and without an ordering key apart.
+        self._turns, self._lane_turns = Weights(settings.weights), Weights(settings.weights)
         self._lane_floors = [0] * (len(levels) - 1)
         self._looked_whole_at = 0.0
         self.keyed = False
@@ -86,14 +90,14 @@ class Intake:
         starts = self.floors.starts()
         wishes = []
         for queues, n in self._quota.claims():
-            if levels := self._levels_of(queues):
+            if levels := self._levels_of(queues, self._turns):
                 wishes.append(self._wish(levels, n, starts))
         return wishes
 
     def lane_wish(self) -> LaneWish | None:
         """Return the claim of lanes of the next round; every 250 ms it looks at all of them."""
         lanes, depth, total = self._quota.lanes()
-        levels = self._levels_of(self._settings.queues)
+        levels = self._levels_of(self._settings.queues, self._lane_turns)
         if not lanes or not levels:
             return None
         now = time.monotonic()
@@ -107,7 +111,7 @@ class Intake:
 
     def sweep_wish(self, queues: Collection[str], n: int) -> Wish:
         """Return a claim of these queues from their start, or from where the last sweep's window ended."""
-        return self._wish(self._levels_of(queues), n, self.cursor)
+        return self._wish(self._levels_of(queues, self._turns), n, self.cursor)
 
     def took(self, wish: Wish, settled: int, answer: Answer) -> int:
         """Shelve the jobs of a claim and move the floors; return how many there were."""
@@ -116,6 +120,8 @@ class Intake:
         full = {wish.levels[place]: pos for place, pos in answer.full.items()}
         self.floors.claimed(wish.levels, wish.starts, settled, last, full, exhausted=len(jobs) < wish.n)
         self.floors.saw({job.level - 1: job.pos for job in jobs}.items())  # in order: the last of each level
+        if self._turns:
+            self._turns.took([self._levels[job.level][0] for job in jobs], exhausted=len(jobs) < wish.n)
         self.shelve(jobs)
         return len(jobs)
 
@@ -129,6 +135,8 @@ class Intake:
         if wish.n > 0:  # without room for jobs nothing was looked at
             for level in wish.levels:
                 self.cursor[level] = full.get(level, 0)
+        if self._turns:
+            self._turns.took([self._levels[job.level][0] for job in jobs], exhausted=False)
         self.shelve(jobs)
         self.shelve(self.numbered(wish, recovered), recovered=len(recovered))
         return len(jobs) + len(recovered)
@@ -159,6 +167,10 @@ class Intake:
                 self.dispatch(hold)
             else:
                 self._hand.lane_over(hold)
+        if self._lane_turns:
+            exhausted = len(holds) < wish.lanes and len(out.lane_jobs) < wish.total
+            given = [hold.queue for hold in holds.values() for _ in hold.ids]
+            self._lane_turns.took(sorted(given, key=self._lane_turns.order().index), exhausted=exhausted)
         if holds:
             self._bus.emit(JobsClaimed(count=len(out.lane_jobs)))
         return len(holds)
@@ -259,13 +271,17 @@ class Intake:
         scope = Scope(queues=[q for q, _ in pairs], priorities=[p for _, p in pairs], names=self._names)
         return Wish(levels=levels, scope=scope, starts=[starts[level] for level in levels], n=n)
 
-    def _levels_of(self, queues: Collection[str]) -> list[int]:
+    def _levels_of(self, queues: Collection[str], weights: Weights) -> list[int]:
         wanted = set(queues) - self.paused_queues
-        return [level for level, (queue, _) in enumerate(self._levels[1:]) if queue in wanted]
+        levels = [level for level, (queue, _) in enumerate(self._levels[1:]) if queue in wanted]
+        if weights:
+            place = {queue: n for n, queue in enumerate(weights.order())}
+            levels.sort(key=lambda level: place[self._levels[level + 1][0]])
+        return levels
 
     def numbered(self, wish: Wish | LaneWish, jobs: Sequence[Claimed]) -> list[Claimed]:
         """Number the levels of a partial claim as this process does."""
         levels = wish.levels
-        if len(levels) == len(self._levels) - 1:
+        if levels == self._in_order:
             return list(jobs)
         return [job._replace(level=levels[job.level - 1] + 1) for job in jobs]

@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 import psycopg.sql
 
+from pgqueue.age import age
 from pgqueue.batch import fold as fold_batches
 from pgqueue.claim import paused
 from pgqueue.config import WorkerSettings
@@ -40,6 +41,7 @@ from pgqueue.tick import LOOK, tick
 from pgqueue.turn import turn
 
 PROMOTE = timedelta(seconds=0.25)
+AGE = timedelta(seconds=5)
 #: A due time this far below the latest promoted one may still be committed and is looked for every time.
 LATE = timedelta(seconds=30)
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -142,10 +144,13 @@ class Pulse:
             with Pipeline(connection) as p:
                 found = p.send(paused())
             self._engine.set_paused(*found.result())
-        if self._is_due("sample", 5.0):
+        if self._is_due("sample", AGE.total_seconds()):
             with Pipeline(connection) as p:
                 p.begin()
                 p.send(sample(settings.queues))
+                p.commit()
+                p.begin()
+                p.send(age(AGE))
                 p.commit()
         if self._is_due("prune", 10.0):
             self._prune(connection)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pgqueue.app import DEFAULT_QUEUE, App
 from pgqueue.cli import Command, database, dsn_option, option
 from pgqueue.cli._app import Duration, load_app, stop_on_signals
 from pgqueue.cli._processes import stop_with_parent, supervise
-from pgqueue.config import WorkerSettings, parse_queues
+from pgqueue.config import WorkerSettings, parse_queues, parse_weights
 from pgqueue.events import Bus
 from pgqueue.health import keep_file, serve
 from pgqueue.report import Report
@@ -37,6 +38,11 @@ from pgqueue.worker import Worker
     help="Queues, served strictly in this order. critical=1 keeps a slot for one; with three or more and no "
     "=SLOTS the first keeps one.",
 )
+@option(
+    "--weights", env="PGQUEUE_WEIGHTS", metavar="A=N,B=N,..",
+    help="Serve these queues by weight instead of strictly: critical=8,bulk=2 gives bulk two of ten jobs while both "
+    "have some. Not together with reserved slots.",
+)  # fmt: skip
 @option(
     "--concurrency", "-c", env="PGQUEUE_CONCURRENCY", type=int, default=8, show_default=True,
     help="Jobs at once of each kind: threads for def, tasks for async def, child processes.",
@@ -161,15 +167,28 @@ def _mention_unserved(app: App, queues: Sequence[str]) -> None:
         )
 
 
+def _queues(options: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, int], dict[str, int]]:
+    """Return the queues, the reserved slots, and the weights."""
+    if options["weights"] is None:
+        return *parse_queues(options["queues"], options["concurrency"]), {}
+    weights = parse_weights(options["weights"])
+    if click.get_current_context().get_parameter_source("queues") is ParameterSource.DEFAULT:
+        return tuple(weights), {}, weights
+    # One slot: none is kept for the first queue that nobody asked to be kept.
+    queues, reserved = parse_queues(options["queues"], 1)
+    return queues, reserved, weights
+
+
 def _settings(options: dict[str, Any]) -> WorkerSettings:
-    queues, reserved = parse_queues(options["queues"], options["concurrency"])
+    queues, reserved, weights = _queues(options)
 
     def seconds(name: str) -> float:
         value: timedelta = options[name]
         return value.total_seconds()
 
     return WorkerSettings(
-        queues=queues, reserved=reserved, concurrency=options["concurrency"], prefetch=options["prefetch"],
+        queues=queues, reserved=reserved, weights=weights, concurrency=options["concurrency"],
+        prefetch=options["prefetch"],
         visibility=seconds("visibility"), poll=seconds("poll"), grace=seconds("grace"), ledger=seconds("ledger"),
         retry_budget=options["retry_budget"],
         depth_every=seconds("sample"),

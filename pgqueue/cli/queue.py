@@ -11,6 +11,7 @@ import click
 import psycopg
 
 from pgqueue import control, pressure
+from pgqueue.age import age_queue
 from pgqueue.cli import Command, dsn_option
 from pgqueue.cli._app import Duration
 from pgqueue.cli._session import opened
@@ -98,13 +99,25 @@ def resume(dsn: str | None, *, queue: str | None, name: str | None) -> None:
     type=Duration(),
     help="Refuse jobs while the oldest ready one has waited so long; 0: no limit.",
 )
-def set_(dsn: str | None, *, queue: str, max_depth: int | None, max_age: timedelta | None) -> None:
-    """Limit what may wait in a queue; producers over a limit get QueueFull, sheddable jobs are dropped."""
-    if max_depth is None and max_age is None:
-        raise BadOption("queue set", "give --max-depth or --max-age")
+@click.option(
+    "--age-after", type=Duration(), help="Move a job that waited so long up one priority; 0: never."
+)
+def set_(
+    dsn: str | None, *, queue: str, max_depth: int | None, max_age: timedelta | None, age_after: timedelta | None
+) -> None:  # fmt: skip
+    """Limit what may wait in a queue, and let jobs that wait long gain priority.
+
+    Producers over a limit get QueueFull, sheddable jobs are dropped.
+    """
+    if max_depth is None and max_age is None and age_after is None:
+        raise BadOption("queue set", "give --max-depth, --max-age or --age-after")
     with opened(dsn) as conn:
+        if age_after is not None:
+            execute(conn, age_queue(queue, age_after))
         depth, age = execute(conn, pressure.limit(queue, max_depth=max_depth, max_age=max_age))
-    limits = (f"max depth {depth or 'none'}", f"max age {'none' if age is None else f'{age:g} s'}")
+    limits = [f"max depth {depth or 'none'}", f"max age {'none' if age is None else f'{age:g} s'}"]
+    if age_after is not None:
+        limits.append(f"age after {f'{age_after.total_seconds():g} s' if age_after else 'none'}")
     click.echo(f"queue {clean(queue)}: {', '.join(limits)}")
 
 

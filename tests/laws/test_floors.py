@@ -9,10 +9,10 @@ import pytest
 from tests.laws.source import Module, imports, modules
 
 FLOORS = {
-    0: "errors job states backoff cron events config payload handler horizon floors shelf step",
+    0: "errors job states backoff cron events config payload handler horizon floors shelf weights step",
     1: "dsn statement connection schema_version pipeline",
     2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare "
-    "promote prune turn cancel change control jobs doctor prepared policy progress batch history",
+    "promote prune turn age cancel change control jobs doctor prepared policy progress batch history",
     3: "app run loop tick worker maintenance engine sweep intake round writeoff hand quota threads tasks processes "
     "pulse monitor transact retries report notebook wait",
     4: "cli health report testing metrics tracing dashboard embedded migrate migration",
