@@ -93,7 +93,7 @@ def test_what_is_no_step_is_refused(wrong: Any) -> None:
     with pytest.raises(BadOption, match=r"steps: .*with_payload"):
         batch(wrong, None)
     with pytest.raises(BadOption, match=r"then: .*with_payload"):
-        batch([], wrong if wrong is not None else [])
+        batch([], [] if wrong is None else wrong)  # type: ignore[arg-type]
 
 
 def test_one_step_needs_no_list() -> None:
