@@ -87,7 +87,7 @@ class KafkaSink:
             if event.key in stopped:
                 continue
             record = self._record(event)
-            problem = self._problem(record, until)
+            problem = self._problem(event, record, until)
             if problem is None:
                 fit.append((event, record))
             else:
@@ -128,7 +128,7 @@ class KafkaSink:
         # A code of the library itself says little ("purged in flight"); what it told before says more.
         return Unavailable((error.code() < 0 and self._pipeline.trouble) or error.str())
 
-    def _problem(self, record: Record, until: float) -> Receipt | None:
+    def _problem(self, event: Event, record: Record, until: float) -> Receipt | None:
         if not _legal(record.topic):
             return Rejected(f"{record.topic!r} is no legal topic name")
         limit = self._pipeline.limit(record.topic, until)
@@ -137,14 +137,20 @@ class KafkaSink:
             if self._topic.fixed:
                 raise SinkUnavailable(self.name, problem)
             return Unavailable(problem)
+        # Most records are far from the limit, whatever the characters of their headers.
+        if len(record.value) + 4 * self._roughly(event) < limit:
+            return None
         size = len(record.value) + len(record.key or b"") + BATCH_BYTES
-        size += sum(len(name) + 4 * len(value or "") for name, value in record.headers)
-        if size <= limit:
-            return None  # whatever the characters of the headers
-        size -= sum(4 * len(value or "") - len(_bytes(value)) for _, value in record.headers)
+        size += sum(len(name) + len(_bytes(value)) + 4 for name, value in record.headers)
         return (
             Rejected(f"record has {size} bytes, topic {record.topic} takes {limit}") if size > limit else None
         )
+
+    def _roughly(self, event: Event) -> int:
+        """Return more characters than key and headers can have."""
+        aggregate = 3 * len(event.aggregate_id or "") + len(event.aggregate_type or "")
+        extensions = 2 * len(str(event.headers)) if event.headers else 0
+        return 1024 + len(self._source) + len(event.event_type) + aggregate + extensions
 
     def _one_by_one(self, events: Sequence[tuple[Event, Record]], answers: Answers, until: float) -> Answers:
         """Find the record that a broker refused with its whole batch: each alone, an aggregate to its first."""

@@ -86,10 +86,13 @@ class RedisSink:
             if time.monotonic() >= until:
                 break
             try:
-                receipts.update(self._add(page))
+                added = self._add(page)
             except SinkUnavailable:
                 if not receipts:
                     raise
+                break
+            receipts.update(added)
+            if any(receipt is not CONFIRMED for receipt in added.values()):
                 break
         return [receipts.get(event.id, HELD) for event in events]
 
