@@ -79,6 +79,11 @@ def read(floors: Mapping[int, int], n: int) -> Statement[list[Event]]:
     return Statement(_SQL["read"], params, _events)
 
 
+def chosen(ids: Sequence[int]) -> Statement[list[Event]]:
+    """Read those of these events that are neither published nor parked, in id order."""
+    return Statement(_SQL["chosen"], {"ids": list(ids)}, _events)
+
+
 def last() -> Statement[tuple[int, datetime]]:
     """Read the highest id handed out, and the database's time."""
     return Statement(_SQL["last"], {}, _last)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from threading import Event as Flag
 from typing import Final
 from uuid import UUID
@@ -143,6 +143,16 @@ class Publishing:
         began = time.monotonic()
         outcome = self._targets.send(now, deadline=began + config.send_timeout)
         seconds = time.monotonic() - began
+        unconfirmed = self._take_in(now, outcome, at=batch.at, seconds=seconds)
+        self._floors.settle([*unconfirmed, *rest])
+        self._wait_for_sinks(conn, unconfirmed)
+        if len(todo) < SMALL_BATCH and config.pause and not self._quiet_until:
+            self._stop.wait(config.pause)
+
+    def _take_in(
+        self, events: Sequence[Event], outcome: Mapping[Target, Sent], *, at: datetime, seconds: float
+    ) -> list[Event]:
+        """Note what became of events, to be written down; return those that were not confirmed."""
         unconfirmed: list[Event] = []
         count = 0
         self._reasons = {}
@@ -153,15 +163,12 @@ class Publishing:
             self._reasons |= sent.rejected
             unconfirmed += sent.unconfirmed
             count += len(sent.confirmed)
-        self._floors.settle([*unconfirmed, *rest])
         if count:
-            age = (batch.at - now[0].created_at).total_seconds() + seconds
+            age = (at - events[0].created_at).total_seconds() + seconds
             self._bus.emit(told.EventsPublished(count=count, seconds=seconds, oldest_s=age))
         for target, sent in outcome.items():
             self._note(target, sent)
-        self._wait_for_sinks(conn, unconfirmed)
-        if len(todo) < SMALL_BATCH and config.pause and not self._quiet_until:
-            self._stop.wait(config.pause)
+        return unconfirmed
 
     def _note(self, target: Target, sent: Sent) -> None:
         """Note whether a sink is away, and which of its events got no answer."""

@@ -16,6 +16,7 @@ from pgqueue.events import Bus
 from pgqueue.loop import Wake
 from relay.config import RelayConfig
 from relay.events import RelayStarted
+from relay.following import Following
 from relay.publishing import Publishing
 from relay.routes import DEFAULT, Routes
 from relay.sinks import Sink
@@ -39,7 +40,8 @@ class Relay:
         self._wake = wake
         self._stop_publishing = threading.Event()
         self._stop_upkeep = threading.Event()
-        self._publishing = Publishing(config, self.id, self._targets, self._bus, wake, self._stop_publishing)
+        loop = Following if config.wal else Publishing
+        self._publishing = loop(config, self.id, self._targets, self._bus, wake, self._stop_publishing)
         self._upkeep = Upkeep(config, self.id, self._bus, wake, self._stop_upkeep, self._progresses)
         self._threads = (
             threading.Thread(target=self._publishing.run, name="relay-publish", daemon=True),
@@ -55,7 +57,7 @@ class Relay:
                 sink=self._targets.name,
                 batch=config.batch,
                 lease_s=config.lease,
-                connections=CONNECTIONS,
+                connections=CONNECTIONS + self.config.wal,
             )
         )
         for thread in self._threads:

@@ -30,6 +30,7 @@ from relay.report import Report
 from relay.routes import Routes, routes
 from relay.service import Relay
 from relay.sinks import SinkContext, open_sink
+from relay.wal import prepare
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
 _UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -56,7 +57,7 @@ class Duration(click.ParamType[timedelta]):
     "--sink",
     env="OUTBOX_SINK",
     metavar="URL",
-    help="Where events go: stdout:, https://.., queue: ..",
+    help="Where events go: kafka://.., https://.., queue:, stdout: ..",
 )
 @option(
     "--route",
@@ -91,6 +92,14 @@ class Duration(click.ParamType[timedelta]):
     metavar="TEXT",
     help="Name of this relay in tables and logs.  [default: outbox-relay@HOST]",
 )
+@option(
+    "--read-from",
+    env="OUTBOX_READ_FROM",
+    type=click.Choice(["table", "wal"]),
+    default="table",
+    show_default=True,
+    help="wal: follow the write-ahead log (wal_level = logical), one relay at a time.",
+)
 @option("--batch", env="OUTBOX_BATCH", type=int, default=200, show_default=True, help="Events a batch.")
 @option(
     "--lease",
@@ -122,7 +131,7 @@ class Duration(click.ParamType[timedelta]):
     type=int,
     default=16,
     show_default=True,
-    help="Requests at a time (https:).",
+    help="Requests at a time (https:, sqs:, sns:, kinesis:).",
 )
 @option(
     "--retention",
@@ -230,9 +239,11 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
     table = routes(sink, options["route"], options["routes"])
     with ExitStack() as stack:
         url = stack.enter_context(database(dsn))
-        with connect(url) as conn:
+        with connect(url, autocommit=True) as conn:
             require_schema(conn)
             dbname = conn.info.dbname
+            if options["read_from"] == "wal":
+                prepare(conn)
         settings = _settings(url, dbname, options)
         context = SinkContext(
             source=settings.source,
@@ -283,6 +294,7 @@ def _settings(url: str, dbname: str, options: dict[str, Any]) -> config.RelayCon
         retention=options["retention"],
         inbox_retention=options["inbox_retention"],
         sample_every=options["sample"].total_seconds(),
+        wal=options["read_from"] == "wal",
         rejection=policy,
     )
 

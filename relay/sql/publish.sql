@@ -27,6 +27,12 @@ CROSS JOIN LATERAL (
         AND (b.parked_at IS NULL OR b.next_attempt_at IS NOT NULL) AND b.next_attempt_at > now())
   ORDER BY o.part, o.id LIMIT %(n)s::int) o
 
+-- name: chosen
+-- Those of these events that are neither published nor parked.
+SELECT o.id, o.part, coalesce(o.aggregate_id, o.id::text), o.aggregate_id, o.aggregate_version, o.event_type, o.payload::text, o.aggregate_type,
+       o.headers::text, least(greatest(o.created_at, '0001-01-03'), '9999-12-29'), o.attempts
+FROM pgqueue.outbox o WHERE o.id = ANY (%(ids)s::bigint[]) AND o.published_at IS NULL AND o.parked_at IS NULL
+
 -- name: last
 -- The highest id handed out so far; read after the rows and before the writers. The clock dates the look.
 SELECT last_value - (NOT is_called)::int, clock_timestamp() FROM pgqueue.outbox_id_seq

@@ -1,0 +1,28 @@
+-- name: level
+-- Whether the server writes what logical decoding needs, and what the slot of this database is called.
+SELECT current_setting('wal_level'), 'pgqueue_outbox_' || d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+
+-- name: has_publication
+-- Whether the publication of new ids is there.
+SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = 'pgqueue_outbox')
+
+-- name: publication
+-- Publishes the ids of new events and nothing else: the rows are read from the table.
+CREATE PUBLICATION pgqueue_outbox FOR TABLE pgqueue.outbox (id) WITH (publish = 'insert')
+
+-- name: has_slot
+-- Whether the slot is there.
+SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %(slot)s::name)
+
+-- name: slot
+-- From now on the server keeps its WAL until the relay has seen it.
+SELECT pg_catalog.pg_create_logical_replication_slot(%(slot)s::name, 'pgoutput') IS NOT NULL
+
+-- name: present
+-- Which of these rows this snapshot sees.
+SELECT o.id FROM pgqueue.outbox o WHERE o.id = ANY (%(ids)s::bigint[])
+
+-- name: committing
+-- How many of these transactions are still about to become visible: the log may tell of a commit before any snapshot sees it.
+SELECT count(*) FROM pg_catalog.pg_locks l
+WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.transactionid::text::bigint = ANY (%(xids)s::bigint[])
