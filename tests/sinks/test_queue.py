@@ -52,6 +52,24 @@ def test_each_subscriber_gets_one_job_in_event_order_with_the_aggregate_as_key(
     assert len(rows) == 6
 
 
+def test_a_subscriber_with_a_limit_gets_its_jobs_without_an_ordering_key(
+    rig: QueueRig, conn: Connection
+) -> None:
+    with psycopg.connect(rig.dsn, autocommit=True) as declare:
+        declare.execute("INSERT INTO pgqueue.job_type (name, slots) VALUES ('limited', 2)")
+        sink = queue_sink(rig.dsn, "limited", "mail")
+        assert list(sink.publish([rig.event("order-1"), rig.event("order-2")])) == [CONFIRMED] * 2
+        sink.close()
+        declare.execute("DELETE FROM pgqueue.job_type")
+    rows = conn.execute("SELECT name, key FROM pgqueue.job ORDER BY name, id").fetchall()
+    assert rows == [
+        ("limited", "@limited"),
+        ("limited", "@limited"),
+        ("mail", "order-1"),
+        ("mail", "order-2"),
+    ]
+
+
 def test_an_event_without_subscriber_is_published_too(rig: QueueRig, conn: Connection) -> None:
     sink = queue_sink(rig.dsn)
     assert list(sink.publish([rig.event()])) == [CONFIRMED]
