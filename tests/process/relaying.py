@@ -17,6 +17,7 @@ import psycopg
 
 from relay import Outbox
 from relay.event import CONFIRMED, Event, Receipt
+from relay.sinks import Sink, SinkUnavailable
 from tests.server import Connection
 
 HERE = Path(__file__).resolve()
@@ -31,11 +32,14 @@ class FileSink:
     ordered = False
     marks = False
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, moody: bool = False) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._moody = moody
 
     def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
-        """Append the events."""
+        """Append the events; a moody sink is away every other second."""
+        if self._moody and int(time.monotonic()) % 2:
+            raise SinkUnavailable(self.name, "away")
         os.write(self._file, "".join(f"{event.key} {event.id}\n" for event in events).encode())
         time.sleep(0.001)  # a round trip, in which a signal may come
         return [CONFIRMED] * len(events)
@@ -45,10 +49,10 @@ class FileSink:
 
 
 class RelayProcess:
-    """One relay in a process of its own."""
+    """One relay in a process of its own; a routed one has a second sink, which comes and goes."""
 
-    def __init__(self, dsn: str, log: Path, name: str) -> None:
-        options = json.dumps({"dsn": dsn, "name": name, "log": str(log)})
+    def __init__(self, dsn: str, log: Path, name: str, *, routed: bool = False) -> None:
+        options = json.dumps({"dsn": dsn, "name": name, "log": str(log), "routed": routed})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.process.relaying", options], cwd=HERE.parents[2]
         )
@@ -139,7 +143,8 @@ class Producers:
         )
         for aggregate in chosen:
             conn.execute("SELECT 1 FROM public.aggregate WHERE id = %s FOR UPDATE", [aggregate])
-            ids.append(outbox.add(conn, "e", {"n": 1}, aggregate_id=aggregate))
+            kind = chance.choice(("e", "e", "odd"))
+            ids.append(outbox.add(conn, kind, {"n": 1}, aggregate_id=aggregate))
         dice = chance.random()
         if dice < 0.05:
             self._over.wait(chance.random() * 0.06)
@@ -150,6 +155,7 @@ class Producers:
 def main() -> None:
     """Run one relay until SIGTERM."""
     from relay.config import RelayConfig
+    from relay.routes import Routes
     from relay.service import Relay
 
     given = json.loads(sys.argv[1])
@@ -158,7 +164,10 @@ def main() -> None:
     config = RelayConfig(
         dsn=given["dsn"], name=given["name"], source="/s", lease=1.0, send_timeout=1.0, batch=50, pause=0
     )
-    relay = Relay(config, FileSink(given["log"]))
+    sinks: dict[str, Sink] = {"*": FileSink(given["log"])}
+    if given["routed"]:
+        sinks["odd"] = FileSink(given["log"], moody=True)
+    relay = Relay(config, Routes(sinks))
     relay.start()
     while not told.wait(1.0):
         if os.getppid() == 1:  # the test is gone

@@ -16,7 +16,7 @@ from tests.process.relaying import Producers, RelayProcess, published
 from tests.server import FAST
 from tests.waiting import eventually
 
-Starter = Callable[[str, str], RelayProcess]
+Starter = Callable[..., RelayProcess]
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def start(log: Path) -> Iterator[Starter]:
     """Give a function that starts relay processes, all gone at the end."""
     with ExitStack() as stack:
 
-        def begin(dsn: str, name: str) -> RelayProcess:
-            made = RelayProcess(dsn, log, name)
+        def begin(dsn: str, name: str, *, routed: bool = False) -> RelayProcess:
+            made = RelayProcess(dsn, log, name, routed=routed)
             stack.callback(made.process.wait, 10)
             stack.callback(made.process.kill)
             return made
@@ -86,10 +86,11 @@ def judge(dsn: str, log: Path, producers: Producers) -> None:
     assert not inversions(seen)
 
 
+@pytest.mark.parametrize("routed", [False, True], ids=["one sink", "two sinks, one moody"])
 def test_three_relays_with_one_stalled_past_its_lease_and_one_killed(
-    dsn: str, log: Path, start: Starter
+    dsn: str, log: Path, start: Starter, routed: bool
 ) -> None:
-    relays = [start(dsn, f"relay-{n}") for n in range(3)]
+    relays = [start(dsn, f"relay-{n}", routed=routed) for n in range(3)]
     producers = Producers(dsn)
     eventually(lambda: owned(dsn, 3), 20)
     producers.start()
@@ -101,12 +102,12 @@ def test_three_relays_with_one_stalled_past_its_lease_and_one_killed(
         relays[1].kill()
         eventually(lambda: owned(dsn, 1), 20)
         relays[0].resume()
-        relays.append(start(dsn, "relay-3"))
+        relays.append(start(dsn, "relay-3", routed=routed))
         eventually(lambda: owned(dsn, 3), 20)
         eventually(more(log, 200), 20)
     finally:
         producers.stop()
-    eventually(lambda: pending(dsn) == 0, 20)
+    eventually(lambda: pending(dsn) == 0, 60 if routed else 20)
     assert relays[2].stop() == relays[3].stop() == relays[0].stop() == 0
     judge(dsn, log, producers)
     assert value(dsn, "SELECT count(owner) FROM pgqueue.relay_partition") == 0
