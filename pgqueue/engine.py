@@ -283,8 +283,8 @@ class Engine:
         for slots in self._slots:
             self._give_back(slots.shelf)
         if self.abandoning.is_set():
-            for job_id in list(self._hand.running):
-                if (running := self._hand.running.pop(job_id, None)) is not None:
+            for attempt in list(self._hand.running):
+                if (running := self._hand.running.pop(attempt, None)) is not None:
                     self._write_off.give_back(running.claimed)
             self._write_off.give_back_lanes()
 

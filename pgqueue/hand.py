@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pgqueue.job import Buried, Claim, Claimed, Dropped, Job, Outcome, Released, Retried, Snoozed
+from pgqueue.job import Buried, Claim, Claimed, Dropped, Fenced, Job, Outcome, Released, Retried, Snoozed
 from pgqueue.loop import Wake
 from pgqueue.shelf import LaneHold
 
@@ -46,9 +46,10 @@ class Hand:
         self.held: dict[int, Claimed] = {}
         #: Lanes in hand, by (queue, key, position): a key with a limit has several slots.
         self.lanes: dict[tuple[str, str, int], LaneHold] = {}
-        self.running: dict[int, Running] = {}
-        #: Attempts given up whose handler has not returned: each still holds a slot. A later attempt of the same
-        #: job may run beside one, so the lease tells them apart.
+        #: Attempts at work, by (id, lease): a later attempt of the same job may run here beside one that has lost
+        #: its lease, or was given up and has not returned.
+        self.running: dict[tuple[int, int], Running] = {}
+        #: Attempts given up whose handler has not returned: each still holds a slot.
         self.given_up: set[Claim] = set()
         self.done: deque[Claimed] = deque()
         self.ended: deque[Ended] = deque()
@@ -57,9 +58,9 @@ class Hand:
         self.handed_on: deque[LaneHold] = deque()
         #: Jobs that hold their idempotency key in the ledger.
         self.keyed: set[int] = set()
-        #: Jobs somebody asked to cancel, and jobs whose lease is gone.
+        #: Jobs somebody asked to cancel, and claims whose lease is gone: what has not begun must not.
         self.cancelled: set[int] = set()
-        self.lost: set[int] = set()
+        self.lost: frozenset[Claim] = frozenset()
         #: Job types whose death blocks the ordering key: what stands behind goes back unstarted.
         self.blocking: frozenset[str] = frozenset()
         #: Handler seconds and attempts, for the size of the next claim; approximate on purpose.
@@ -80,7 +81,7 @@ class Hand:
         if self.given_up and Claim(claimed.id, claimed.lease) in self.given_up:
             self.given_up.discard(Claim(claimed.id, claimed.lease))
             return False
-        if self.running.pop(claimed.id, None) is None:
+        if self.running.pop((claimed.id, claimed.lease), None) is None:
             self.given_up.discard(Claim(claimed.id, claimed.lease))
             return False
         return True
@@ -89,16 +90,29 @@ class Hand:
         """Take an attempt out of `running` while its handler goes on; False if the handler was quicker."""
         claim = Claim(claimed.id, claimed.lease)
         self.given_up.add(claim)  # first: the slot must see it, or find the attempt gone
-        if self.running.pop(claimed.id, None) is None:
+        if self.running.pop(claim, None) is None:
             self.given_up.discard(claim)
             return False
         return True
 
-    def drop(self, claimed: Claimed) -> Outcome:
-        """Report that a job was cancelled before its handler started."""
-        outcome = Dropped()
+    def barred(self, claimed: Claimed) -> Outcome | None:
+        """Report a job that was cancelled, or is known to be lost, before its handler started; None if it may start."""
+        if claimed.id in self.cancelled:
+            outcome: Outcome = Dropped()
+        elif Claim(claimed.id, claimed.lease) in self.lost:
+            outcome = Fenced()
+        else:
+            return None
         self.finish(claimed, outcome, time.monotonic())
         return outcome
+
+    def strike(self, claimed: Claimed) -> None:
+        """Forget a claim that is written off; a later claim of the same job stays."""
+        if self.held.get(claimed.id) is claimed:
+            del self.held[claimed.id]
+            if self.cancelled or self.keyed:
+                self.cancelled.discard(claimed.id)
+                self.keyed.discard(claimed.id)
 
     def advance(self, lane: LaneHold, outcome: Outcome) -> bool:
         """Move a lane on after its first job ended; tell whether the next one may run now."""

@@ -160,7 +160,7 @@ class Intake:
             self._lane_floors[job.level - 1] = max(self._lane_floors[job.level - 1], job.pos)
         for name, hold in holds.items():
             hold.ids = tuple(job.id for job in hold.jobs)
-            self._hand.held.update((job.id, job) for job in hold.jobs)
+            self._hold(hold.jobs)
             self._hand.lanes[name] = hold
             self._judge_lane(hold)
             if hold.jobs:
@@ -179,7 +179,7 @@ class Intake:
         """Put jobs on the shelves of the slots that run them."""
         if not jobs:
             return
-        self._hand.held.update(zip(map(_ID, jobs), jobs, strict=True))
+        self._hold(jobs)
         self._bus.emit(JobsClaimed(count=len(jobs), recovered=recovered))
         if self._tasks is None and len(self._settings.queues) == 1 and not any(map(_EXTRA, jobs)):
             self._put(self._threads, self._settings.queues[0], cast("list[Item]", jobs))
@@ -194,6 +194,12 @@ class Intake:
                 shelves.setdefault((runners[job.name].kind.is_async, levels[job.level][0]), []).append(job)
         for (is_async, queue), items in shelves.items():
             self._put(self._slots(is_async=is_async), queue, items)
+
+    def _hold(self, jobs: Collection[Claimed]) -> None:
+        """Note jobs as held. A claim tells itself whether its job is cancelled: what was heard before is over."""
+        self._hand.held.update(zip(map(_ID, jobs), jobs, strict=True))
+        if self._hand.cancelled:
+            self._hand.cancelled.difference_update(map(_ID, jobs))
 
     def dispatch(self, lane: LaneHold) -> None:
         """Put a lane on the shelf of the slots that run its next job."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from pgqueue.hand import Hand, Running
+from pgqueue.job import Claim
 from pgqueue.processes import ProcessRunner
 from pgqueue.run import Runner
 
@@ -28,27 +29,24 @@ class Monitor:
         for running in list(self._hand.running.values()):
             if now - running.started > running.limit:
                 runner = self._runners[running.claimed.name]
-                if (
-                    isinstance(runner, ProcessRunner)
-                    and now - runner.began(running.claimed.id) <= running.limit
-                ):
+                if isinstance(runner, ProcessRunner) and now - runner.began(running.claimed) <= running.limit:
                     continue  # its child was still starting
                 self._give_up(running)
 
     def cancel(self, ids: Iterable[int]) -> None:
         """Tell the handlers of these jobs to stop; the jobs never run again."""
-        asked = list(ids)
-        self._hand.cancelled.update(asked)  # all of them before any handler ends and the next one starts
-        for job_id in asked:
-            if (running := self._hand.running.get(job_id)) is not None:
+        asked = [claimed for i in ids if (claimed := self._hand.held.get(i)) is not None]
+        # All of them before any handler ends and the next one starts.
+        self._hand.cancelled.update(claimed.id for claimed in asked)
+        for claimed in asked:
+            if (running := self._hand.running.get((claimed.id, claimed.lease))) is not None:
                 self._tell(running)
 
-    def lost(self, ids: Iterable[int]) -> None:
-        """Tell the handlers of jobs whose lease is gone to stop."""
-        for job_id in ids:
-            running = self._hand.running.get(job_id)
-            if running is not None and job_id not in self._hand.lost:
-                self._hand.lost.add(job_id)
+    def lost(self, claims: Iterable[Claim]) -> None:
+        """Take in all claims in hand whose lease is gone: what runs is told to stop, what waits does not start."""
+        before, self._hand.lost = self._hand.lost, frozenset(claims)
+        for claim in self._hand.lost - before:
+            if (running := self._hand.running.get(claim)) is not None:
                 self._tell(running)
 
     def _tell(self, running: Running) -> None:
@@ -58,7 +56,7 @@ class Monitor:
         if running.cancel is not None:
             running.cancel()
         elif isinstance(runner, ProcessRunner):
-            runner.kill(running.claimed.id)
+            runner.kill(running.claimed)
 
     def _give_up(self, running: Running) -> None:
         """Decide the outcome in the handler's place: whoever removes the attempt from `running` decides."""
@@ -69,7 +67,14 @@ class Monitor:
             running.job.ask_to_stop()
         runner = self._runners[claimed.name]
         outcome = runner.timed_out(claimed, running.limit)
-        lane = next((hold for hold in list(self._hand.lanes.values()) if claimed.id in hold.ids), None)
+        lane = next(
+            (
+                hold
+                for hold in list(self._hand.lanes.values())
+                if hold.lease == claimed.lease and claimed.id in hold.ids
+            ),
+            None,
+        )
         self._hand.finish(claimed, outcome, running.started)
         if lane is not None:
             self._hand.advance(lane, outcome)
@@ -77,5 +82,5 @@ class Monitor:
         if running.cancel is not None:
             running.cancel()
         elif isinstance(runner, ProcessRunner):
-            runner.kill(claimed.id)
+            runner.kill(claimed)
         self._hand.wake.set()

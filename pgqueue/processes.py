@@ -76,6 +76,8 @@ class Children:
                 return child
             if child.alive:
                 return child
+            with self._lock:
+                self._all.discard(child)
 
     def give(self, child: Child) -> None:
         """Take a child back after its job."""
@@ -166,29 +168,29 @@ class ProcessRunner(Runner):
             )
         self._children = children
         self._levels = levels
-        #: Which child runs which job, for the one who has to kill it.
-        self.at_work: dict[int, Child] = {}
+        #: Which child runs which attempt, for the one who has to kill it.
+        self.at_work: dict[tuple[int, int], Child] = {}
 
     def call(self, claimed: Claimed, job: Any) -> Outcome:  # noqa: ARG002 - the child builds its own context
         """Run the handler in a child process and wait for it."""
         child = self._children.take()
-        self.at_work[claimed.id] = child
+        self.at_work[claimed.id, claimed.lease] = child
         try:
             return child.call(*self._where, claimed, *self._levels[claimed.level], self.line)
         except ChildDied as error:
             return Released() if self._children.closed else self.failed(claimed, error)
         finally:
-            self.at_work.pop(claimed.id, None)
+            self.at_work.pop((claimed.id, claimed.lease), None)
             self._children.give(child)
 
-    def began(self, job_id: int) -> float:
-        """Return the monotonic time at which the handler of this job began; math.inf before."""
-        child = self.at_work.get(job_id)
+    def began(self, claimed: Claimed) -> float:
+        """Return the monotonic time at which the handler of this attempt began; math.inf before."""
+        child = self.at_work.get((claimed.id, claimed.lease))
         return math.inf if child is None else child.began
 
-    def kill(self, job_id: int) -> None:
-        """Kill the child that runs this job."""
-        if (child := self.at_work.get(job_id)) is not None:
+    def kill(self, claimed: Claimed) -> None:
+        """Kill the child that runs this attempt."""
+        if (child := self.at_work.get((claimed.id, claimed.lease))) is not None:
             child.kill()
 
 

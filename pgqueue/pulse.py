@@ -166,12 +166,14 @@ class Pulse:
     def _heartbeat(self, connection: psycopg.Connection[Any]) -> None:
         held = [Claim(c.id, c.lease) for c in list(self._hand.held.values())]
         if not held:
+            self._monitor.lost(())
             return
         with Pipeline(connection) as p:
             standing = p.send(heartbeat(held, self._visibility))
             if lanes := [(h.queue, h.key, h.lease) for h in list(self._hand.lanes.values())]:
                 p.send(lane_heartbeat(lanes, self._visibility))
-        self._monitor.lost({c.id for c in held}.difference(standing.result()))
+        stand = set(standing.result())
+        self._monitor.lost(claim for claim in held if claim.id not in stand)
 
     def _promote(self, connection: psycopg.Connection[Any]) -> None:
         now = time.monotonic()

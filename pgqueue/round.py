@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -67,6 +67,10 @@ class Results:
     lanes: list[LaneHold] = field(default_factory=list)
     #: Ids of those done whose rows were locked at the last try: passed while they are, or no round would get through.
     locked: frozenset[int] = frozenset()
+
+    def claims(self) -> Iterator[Claimed]:
+        """Return the claims that end."""
+        return itertools.chain(self.done, self.applied, (claimed for claimed, _ in self.ended))
 
     def __bool__(self) -> bool:
         return bool(self.done or self.applied or self.ended or self.lanes)
@@ -339,11 +343,7 @@ class Rounds:
         """Tell apart, among what did not come back, the lost from the merely locked."""
         if not out.lost:
             return
-        claims = [
-            _claim(c)
-            for c in itertools.chain(results.done, results.applied, (c for c, _ in results.ended))
-            if c.id in out.lost
-        ]
+        claims = [_claim(c) for c in results.claims() if c.id in out.lost]
         with Pipeline(self.connection) as p:
             standing = p.send(still_mine(claims))
         out.locked = set(standing.result())

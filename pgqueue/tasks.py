@@ -159,15 +159,15 @@ class TaskSlots:
 
     async def _run(self, claimed: Claimed) -> Outcome | None:
         hand = self._hand
-        if hand.cancelled and claimed.id in hand.cancelled:
-            return hand.drop(claimed)
+        if (hand.cancelled or hand.lost) and (barred := hand.barred(claimed)) is not None:
+            return barred
         runner = self._runners[claimed.name]
         plain = claimed.extra is None
         job = None if runner.plain else runner.context(claimed, *self._levels[claimed.level])
         task = cast("asyncio.Task[None]", asyncio.current_task())
         started = time.monotonic()
         at = self._at[task] = object()
-        hand.running[claimed.id] = Running(
+        hand.running[claimed.id, claimed.lease] = Running(
             claimed, job, started, runner.limit if plain else runner.timeout(claimed),
             lambda: self._cancel(task, at),
         )  # fmt: skip

@@ -126,15 +126,15 @@ class ThreadSlots:
 
     def _run(self, claimed: Claimed) -> Outcome | None:
         hand = self._hand
-        if hand.cancelled and claimed.id in hand.cancelled:
-            return hand.drop(claimed)
+        if (hand.cancelled or hand.lost) and (barred := hand.barred(claimed)) is not None:
+            return barred
         runner = self._runners[claimed.name]
         plain = claimed.extra is None
         job = None
         if not runner.plain:
             job = runner.context(claimed, *self._levels[claimed.level])
         started = time.monotonic()
-        hand.running[claimed.id] = Running(
+        hand.running[claimed.id, claimed.lease] = Running(
             claimed, job, started, runner.limit if plain else runner.timeout(claimed)
         )
         outcome = runner.call(claimed, job)

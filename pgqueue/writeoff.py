@@ -118,13 +118,9 @@ class WriteOff:
     def settle(self, results: Results, out: Outcomes) -> None:
         """Forget what the round has written; keep what it could not."""
         hand, gone = self._hand, out.finished | out.lost
-        strike = hand.held.pop
-        for job_id in gone:
-            strike(job_id, None)
-        if hand.cancelled or hand.lost or hand.keyed:
-            hand.cancelled -= gone
-            hand.lost -= gone
-            hand.keyed -= gone
+        for claimed in results.claims():
+            if claimed.id in gone:
+                hand.strike(claimed)
         self._locked = (self._locked | out.locked) - gone
         if len(gone) == len(self._done) + len(self._ended):
             self._done, self._ended = [], []
@@ -132,9 +128,7 @@ class WriteOff:
             self._done = [c for c in self._done if c.id not in gone]
             self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
         if out.lanes_released:
-            for lane in results.lanes:
-                hand.lanes.pop((lane.queue, lane.key, lane.pos), None)
-            self._lanes = [lane for lane in self._lanes if lane not in results.lanes]
+            self._strike_lanes(results.lanes)
         completed = [c for c, o in results.ended if isinstance(o, Completed)]
         if done := len(results.done) + len(results.applied) + len(completed):
             if out.lost or out.locked:
@@ -147,28 +141,32 @@ class WriteOff:
         if out.lost:
             self._bus.emit(LeasesLost(job_ids=tuple(sorted(out.lost))))
 
+    def _strike_lanes(self, lanes: Sequence[LaneHold]) -> None:
+        for lane in lanes:
+            name = lane.queue, lane.key, lane.pos
+            if self._hand.lanes.get(name) is lane:  # not a later hold of the same lane
+                del self._hand.lanes[name]
+        self._lanes = [lane for lane in self._lanes if lane not in lanes]
+
     def instead(self, claimed: Claimed, outcome: Outcome) -> None:
         """Write another outcome of a job than the one that cannot be written."""
         self._ended = [(c, outcome if c is claimed else o) for c, o in self._ended]
 
     def forget(self, results: Results) -> None:
         """Drop results that cannot be written."""
-        gone = {c.id for c in (*results.done, *results.applied)} | {c.id for c, _ in results.ended}
+        gone = {c.id for c in results.claims()}
         self._done = [c for c in self._done if c.id not in gone]
         self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
-        for job_id in gone:
-            self._hand.held.pop(job_id, None)
+        for claimed in results.claims():
+            self._hand.strike(claimed)
 
     def _strike(self, ended: Ended) -> None:
         """Strike a job off whose handler's own transaction has decided."""
-        job_id = ended.claimed.id
-        self._hand.held.pop(job_id, None)
-        self._hand.keyed.discard(job_id)
-        self._hand.cancelled.discard(job_id)
+        self._hand.strike(ended.claimed)
         if isinstance(ended.outcome, Written):
             self._bus.emit(JobsAcked(count=1))
         else:
-            self._bus.emit(LeasesLost(job_ids=(job_id,)))
+            self._bus.emit(LeasesLost(job_ids=(ended.claimed.id,)))
 
     def _ready_lanes(self) -> list[LaneHold]:
         """Return the lanes whose jobs are all written, or acked in the coming round for certain.

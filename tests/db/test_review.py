@@ -128,3 +128,70 @@ def test_a_finished_job_that_somebody_has_locked_keeps_nobody_from_claiming(
         eventually(lambda: sorted(ran) == list(range(20)), timeout=5)
         eventually(lambda: left(conn) == 1)
     eventually(lambda: left(conn) == 0)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("same_place", [True, False])
+def test_a_job_that_comes_back_while_its_lost_attempt_still_runs_here_ends_as_any_other(
+    conn: Connection, start: Start, key: str | None, same_place: bool
+) -> None:
+    app, first, second, runs = App(), threading.Event(), threading.Event(), []
+
+    @app.job("work")
+    def work() -> None:
+        runs.append(1)
+        (first if len(runs) == 1 else second).wait(20)
+
+    job_id = work.using(key=key).enqueue(conn).id if key else work.enqueue(conn).id
+    conn.commit()
+    worker = start(app, concurrency=3, visibility=1.0)
+    eventually(lambda: len(runs) == 1)
+    # Somebody took it over and gave it back (or, in the same place, this process takes over what it had itself).
+    stale = conn.execute("SELECT lease FROM pgqueue.job WHERE id = %s", [job_id]).fetchone()
+    if same_place:
+        conn.execute("UPDATE pgqueue.job SET lease = lease + 1, deadline = clock_timestamp()")
+        conn.execute("UPDATE pgqueue.lane SET lease = lease + 1, deadline = clock_timestamp()")
+    else:
+        conn.execute("UPDATE pgqueue.job SET lease = 0, deadline = '-infinity'")
+        conn.execute(
+            "UPDATE pgqueue.lane SET lease = 0, deadline = '-infinity', pos = nextval('pgqueue.pos_seq')"
+        )
+    conn.commit()
+    eventually(lambda: len(runs) == 2)
+    first.set()
+    eventually(lambda: len(worker._hand.running) == 1)
+    fresh = conn.execute("SELECT lease FROM pgqueue.job WHERE id = %s", [job_id]).fetchone()
+    conn.rollback()
+    assert fresh != stale
+    eventually(lambda: [c.lease for c in list(worker._hand.held.values())] == [fresh and fresh[0]])
+    deadline = time.monotonic() + 1.5  # longer than a lease: it is renewed
+    eventually(lambda: time.monotonic() > deadline)
+    assert conn.execute("SELECT lease FROM pgqueue.job WHERE id = %s", [job_id]).fetchone() == fresh
+    conn.rollback()
+    second.set()
+    eventually(lambda: left(conn) == 0, timeout=5)
+    assert len(runs) == 2
+    eventually(lambda: not worker._hand.held and not worker._hand.lanes)
+
+
+def test_jobs_whose_lease_is_known_to_be_gone_are_not_started(conn: Connection, start: Start) -> None:
+    app, gate, ran = App(), threading.Event(), []
+
+    @app.job("work")
+    def work(n: int) -> None:
+        ran.append(n)
+        gate.wait(20)
+
+    work.enqueue_many(conn, list(range(4)))
+    conn.commit()
+    worker = start(app, concurrency=1, prefetch=3, visibility=1.5)
+    eventually(lambda: len(worker._hand.held) == 4)
+    conn.execute(
+        "UPDATE pgqueue.job SET lease = 77, deadline = clock_timestamp() + interval '1 h' WHERE payload::text <> '0'"
+    )
+    conn.commit()
+    eventually(lambda: len(worker._hand.lost) == 3)
+    gate.set()
+    eventually(lambda: not worker._hand.held)
+    assert ran == [0]
+    assert left(conn) == 3
