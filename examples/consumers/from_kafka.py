@@ -24,7 +24,8 @@ def consume(servers: str, topic: str, group: str, dsn: str) -> None:
             "group.id": group,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
-            "session.timeout.ms": 6000,
+            # A process that is started again takes its place at once; a second one needs another id.
+            "group.instance.id": f"{group}-1",
         }
     )
     consumer.subscribe([topic])

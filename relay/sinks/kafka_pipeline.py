@@ -25,6 +25,7 @@ Headers = list[tuple[str, str | bytes | None]]
 Answers = dict[int, "KafkaError | None"]
 
 CONNECT_S: Final = 5.0
+LIST_S: Final = 2.0
 LIMIT_S: Final = 2.0
 #: How long a call waits on when every broker is away.
 DOWN_S: Final = 3.0
@@ -102,6 +103,7 @@ class Pipeline:
             looked = self._missing.get(topic)
             if looked is not None and time.monotonic() - looked < TOPICS_S:
                 return None
+            self._down_at = None
             # All topics: asking for one by name would create it where the broker does so.
             if topic not in self._list(self._ready(until), until):
                 self._missing[topic] = time.monotonic()
@@ -207,13 +209,17 @@ class Pipeline:
         return self._producer
 
     def _list(self, producer: Producer, until: float) -> Mapping[str, object]:
-        wait = max(0.1, min(CONNECT_S, until - time.monotonic()))
-        try:
-            topics: Mapping[str, object] = producer.list_topics(timeout=wait).topics
-        except self._kafka.KafkaException as error:
-            self._poll(producer)
-            raise SinkUnavailable(self._name, self.trouble or error.args[0].str()) from error
-        return topics
+        """Ask for the topics; give up early where every broker is away."""
+        until = min(until, time.monotonic() + CONNECT_S)
+        while True:
+            try:
+                topics: Mapping[str, object] = producer.list_topics(timeout=LIST_S).topics
+            except self._kafka.KafkaException as error:
+                self._poll(producer, 0)
+                if self._down_at is not None or time.monotonic() >= until:
+                    raise SinkUnavailable(self._name, self.trouble or error.args[0].str()) from error
+            else:
+                return topics
 
     def _ask_limit(self, topic: str, until: float) -> int:
         from confluent_kafka import admin
