@@ -14,7 +14,7 @@ from datetime import timedelta
 from operator import itemgetter
 
 from pgqueue.job import Claimed
-from pgqueue.statement import Row, Statement, load, nothing, scalar, table
+from pgqueue.statement import Row, Statement, load, scalar, table
 
 _SQL = load("pgqueue", "claim")
 _PLACE = itemgetter(0, 1)
@@ -108,17 +108,25 @@ def lane_claim(
 
 def lane_release(
     lanes: Sequence[tuple[str, str]], lease: int, wait: float, places: Sequence[int | None] | None = None
-) -> Statement[None]:
-    """Give back (queue, key) lanes held under one lease, claimable again after `wait` seconds.
+) -> Statement[int]:
+    """Give back (queue, key) lanes held under one lease, claimable again after `wait` seconds; returns how many.
 
-    `places` are the lanes' positions, which tell the slots of a key apart; None = all that the lease holds.
+    `places` are the lanes' positions, which tell the slots of a key apart; None = all that the lease holds. A lane
+    that somebody has locked is passed: `lanes_mine` tells.
     """
     params = {
         "queues": [queue for queue, _ in lanes], "keys": [key for _, key in lanes], "lease": lease,
         "places": list(places) if places is not None else [None] * len(lanes),
         "wait": timedelta(seconds=wait),
     }  # fmt: skip
-    return Statement(_SQL["lane_release"], params, nothing)
+    return Statement(_SQL["lane_release"], params, scalar)
+
+
+def lanes_mine(lanes: Sequence[tuple[str, str, int]], lease: int) -> Statement[list[Row]]:
+    """Return which of these (queue, key, position) lanes the lease still holds. Takes no lock."""
+    queues, keys, places = ([lane[part] for lane in lanes] for part in range(3))
+    params = {"queues": queues, "keys": keys, "places": places, "lease": lease}
+    return Statement(_SQL["lanes_mine"], params, table)
 
 
 def horizon() -> Statement[Observation]:

@@ -237,7 +237,7 @@ class Engine:
         """Shelve what the round has claimed; return how much, and whether the next round should follow at once."""
         intake = self._intake
         got = sum(intake.took(wish, settled, a) for wish, a in zip(plan.wishes, out.answers, strict=False))
-        again = out.lanes_released and bool(plan.results.lanes)
+        again = bool(out.lanes_back)
         if out.answers:
             again = again or (out.answers[-1].keyed and not intake.keyed)
             intake.keyed = out.answers[-1].keyed or bool(self._hand.lanes)

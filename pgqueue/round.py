@@ -30,6 +30,7 @@ from pgqueue.claim import (
     horizon,
     lane_claim,
     lane_release,
+    lanes_mine,
     route,
     suspects,
     suspects_alone,
@@ -132,8 +133,8 @@ class Outcomes:
     finished: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     locked: set[int] = field(default_factory=set)
-    #: Whether the lanes of the results were given back.
-    lanes_released: bool = False
+    #: The lanes of the results that are given back, or were lost; the others somebody had locked.
+    lanes_back: list[LaneHold] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -145,6 +146,7 @@ class _Sent:
     claimed: list[Pending[Answer]] = field(default_factory=list)
     lanes: Pending[list[Claimed]] | None = None
     routed: Pending[list[Row]] | None = None
+    lanes_back: list[tuple[list[LaneHold], Pending[int]]] = field(default_factory=list)
     turned: Pending[list[str]] | None = None
     seen: Pending[Observation] | None = None
 
@@ -156,7 +158,6 @@ class _Sent:
             routed=self.routed.result() if self.routed else [],
             observation=self.seen.result() if self.seen else None,
             sweep=self.turned.result() if self.turned else [],
-            lanes_released=True,
         )
 
 
@@ -196,6 +197,7 @@ class Rounds:
         except pg.LockNotAvailable:
             return self._around_locks(plan.results)
         out = sent.read()
+        out.lanes_back = self._lanes_back(sent)
         self._settle(plan.results, sent, out)
         return out
 
@@ -288,7 +290,8 @@ class Rounds:
             )
         for (lease, wait), holds in _by_lease(plan.results.lanes).items():
             lanes_back = [(hold.queue, hold.key) for hold in holds]
-            p.send(lane_release(lanes_back, lease, wait, [hold.pos for hold in holds]))
+            given = p.send(lane_release(lanes_back, lease, wait, [hold.pos for hold in holds]))
+            sent.lanes_back.append((holds, given))
         if plan.turn:
             sent.turned = p.send(sweep_turn(plan.turn, plan.sweep_period))
         p.commit()
@@ -362,6 +365,18 @@ class Rounds:
             p.commit()
         self._settle(results, sent, out)
         return out
+
+    def _lanes_back(self, sent: _Sent) -> list[LaneHold]:
+        """Return the lanes that are given back; one that somebody had locked would wait for its lease to run out."""
+        back: list[LaneHold] = []
+        for holds, given in sent.lanes_back:
+            mine: set[tuple[Any, ...]] = set()
+            if given.result() < len(holds):
+                with Pipeline(self.connection) as p:
+                    found = p.send(lanes_mine([(h.queue, h.key, h.pos) for h in holds], holds[0].lease))
+                mine = {tuple(row) for row in found.result()}
+            back += [h for h in holds if (h.queue, h.key, h.pos) not in mine]
+        return back
 
 
 def _claim(claimed: Claimed) -> Claim:

@@ -127,8 +127,8 @@ class WriteOff:
         else:
             self._done = [c for c in self._done if c.id not in gone]
             self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
-        if out.lanes_released:
-            self._strike_lanes(results.lanes)
+        if out.lanes_back:
+            self._strike_lanes(out.lanes_back)
         completed = [c for c, o in results.ended if isinstance(o, Completed)]
         if done := len(results.done) + len(results.applied) + len(completed):
             if out.lost or out.locked:

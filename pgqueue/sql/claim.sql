@@ -92,6 +92,12 @@ FROM pgqueue.lane_claim(%(queues)s::text[], %(priorities)s::smallint[], %(floors
 -- Give lanes back; a lane without a job is deleted. wait keeps it from being claimed for so long.
 SELECT pgqueue.lane_release(%(queues)s::text[], %(keys)s::text[], %(places)s::bigint[], %(lease)s::bigint, %(wait)s::interval)
 
+-- name: lanes_mine
+-- Lanes that were not given back, because somebody had them locked.
+SELECT l.queue, l.key, l.pos FROM unnest(%(queues)s::text[], %(keys)s::text[], %(places)s::bigint[]) t(q, k, p)
+CROSS JOIN LATERAL (SELECT l.queue, l.key, l.pos FROM pgqueue.lane l
+                    WHERE l.queue = t.q AND l.key = t.k AND l.pos = t.p AND l.lease = %(lease)s::bigint) l
+
 -- name: horizon
 -- The observation behind every floor: last number drawn, then who still holds the sequence (the order matters).
 SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, h.holders, extract(epoch FROM clock_timestamp() - statement_timestamp())::double precision AS cost

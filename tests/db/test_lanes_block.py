@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -302,6 +303,7 @@ def test_a_lane_has_the_priority_of_its_head(conn: Connection, a: Holder) -> Non
 
 app = App()
 ran: list[tuple[int, int]] = []
+gate = threading.Event()
 trouble: set[int] = set()
 
 
@@ -310,6 +312,12 @@ def step(n: int, job: Job) -> None:
     ran.append((n, job.attempt))
     if n in trouble:
         raise Permanent("it never can")
+
+
+@app.job("waits")
+def waits(n: int, job: Job) -> None:
+    ran.append((n, job.attempt))
+    gate.wait(10)
 
 
 @app.job("astep", on_dead="block", max_attempts=1)
@@ -367,4 +375,47 @@ def test_a_policy_that_makes_no_sense_is_refused_when_the_module_is_imported(dsn
     with psycopg.connect(dsn) as conn:
         execute(conn, declare(kind.policy for kind in app.types.values()))
         rows = conn.execute("SELECT name, on_dead FROM pgqueue.job_type ORDER BY 1").fetchall()
-    assert rows == [("astep", "block"), ("step", "block"), ("work", "block")]
+    assert rows == [("astep", "block"), ("step", "block"), ("waits", None), ("work", "block")]
+
+
+def test_a_lane_that_was_locked_when_its_worker_gave_it_back_is_given_back_a_moment_later(
+    dsn: str, conn: Connection
+) -> None:
+    """Its key stood still for the rest of a lease: a replay at the moment of the death is enough."""
+    ran.clear()
+    gate.clear()
+    waits.using(key="k").enqueue_many(conn, [1, 2])
+    conn.commit()
+    worker = Worker(app, dsn, WorkerSettings(concurrency=2))
+    worker.start()
+    try:
+        eventually(lambda: ran == [(1, 1)])
+        conn.execute("SELECT FROM pgqueue.lane FOR NO KEY UPDATE")
+        with psycopg.connect(dsn, autocommit=True) as other:
+            gate.set()
+            eventually(lambda: other.execute("SELECT FROM pgqueue.job").rowcount == 1)
+            assert other.execute("SELECT FROM pgqueue.lane WHERE lease <> 0").rowcount == 1
+        conn.rollback()
+        eventually(lambda: ran == [(1, 1), (2, 1)], 5)
+    finally:
+        worker.stop()
+
+
+def test_a_replay_at_the_moment_of_the_death_lets_the_key_go_on_at_once(dsn: str, conn: Connection) -> None:
+    ran.clear()
+    worker = Worker(app, dsn, WorkerSettings(concurrency=2))
+    worker.start()
+    try:
+        for n in range(10):
+            trouble.add(3)
+            step.using(key=f"k{n}").enqueue_many(conn, [3, 4])
+            conn.commit()
+            while not execute(conn, dead.tell()).jobs:
+                conn.commit()
+            trouble.clear()
+            execute(conn, dead.replay(Filter(name="step")))
+            conn.commit()
+            eventually(lambda n=n: len(ran) == 3 * (n + 1), 5)  # type: ignore[misc]
+    finally:
+        worker.stop()
+    assert [n for n, _ in ran] == [3, 3, 4] * 10
