@@ -38,6 +38,11 @@ class Pending(Generic[T]):
         """Read the rows."""
         return self._statement.read(self._cursor.fetchall() if self._cursor.description else [])
 
+    @property
+    def count(self) -> int:
+        """How many rows the statement wrote, or returned."""
+        return self._cursor.rowcount
+
 
 class Pipeline:
     """One round trip on a psycopg connection in autocommit mode."""

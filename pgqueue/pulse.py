@@ -37,13 +37,17 @@ from pgqueue.notebook import Notebook
 from pgqueue.pipeline import Pipeline
 from pgqueue.promote import notify, promote
 from pgqueue.prune import chores, fold
+from pgqueue.statement import Statement
 from pgqueue.tick import LOOK, tick
-from pgqueue.turn import turn
+from pgqueue.turn import bounds, turn
 
 PROMOTE = timedelta(seconds=0.25)
 AGE = timedelta(seconds=5)
 #: A due time this far below the latest promoted one may still be committed and is looked for every time.
 LATE = timedelta(seconds=30)
+#: Rows in a full page of a chore, and pages it may do in a row: a table that grows faster than that stays behind.
+PAGE = 1000
+PAGES = 20
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -123,11 +127,8 @@ class Pulse:
     def _turn(self) -> None:
         """Do whatever is due."""
         connection = self._open()
-        self._monitor.look()
         settings = self._settings
-        if self._is_due("heartbeat", settings.visibility / 3):
-            self._heartbeat(connection)
-        self._serve_handlers(connection)
+        self._keep(connection)
         if self._is_due("signals", 1.0) and self._hand.held:
             with Pipeline(connection) as p:
                 asked = p.send(signals(list(self._hand.held)))
@@ -135,27 +136,49 @@ class Pulse:
         if self._is_due("promote", PROMOTE.total_seconds()):
             self._promote(connection)
         if self._is_due("schedule", LOOK.total_seconds()):
-            tick(connection)
+            tick(connection, between=lambda: self._keep(connection))
             self._fold_batches(connection)
         if self._is_due("beat", 5.0):
-            with Pipeline(connection) as p:
-                p.send(beat(self._nonce, len(self._hand.held), draining=self._engine.draining.is_set()))
+            draining = self._engine.draining.is_set()
+            self._chore(connection, beat(self._nonce, len(self._hand.held), draining=draining))
         if self._is_due("paused", 1.0):
             with Pipeline(connection) as p:
                 found = p.send(paused())
             self._engine.set_paused(*found.result())
         if self._is_due("sample", AGE.total_seconds()):
-            with Pipeline(connection) as p:
-                p.begin()
-                p.send(sample(settings.queues))
-                p.commit()
-                p.begin()
-                p.send(age(AGE))
-                p.commit()
+            self._chore(connection, sample(settings.queues))
+            self._chore(connection, age(AGE))
         if self._is_due("prune", 10.0):
             self._prune(connection)
         if self._is_due("depth", settings.depth_every) and self._bus.wants(DepthSampled):
             self._tell_depth(connection)
+
+    def _keep(self, connection: psycopg.Connection[Any]) -> None:
+        """Do what may not wait for a chore to end: called between any two of them."""
+        self._monitor.look()
+        if self._is_due("heartbeat", self._settings.visibility / 3):
+            self._heartbeat(connection)
+        self._serve_handlers(connection)
+
+    def _chore(self, connection: psycopg.Connection[Any], statement: Statement[Any]) -> int:
+        """Run a chore in a transaction of its own, for no longer than heartbeats can wait; return how many rows.
+
+        One that fails is left for its next turn: nothing else may depend on it.
+        """
+        try:
+            with Pipeline(connection) as p:
+                p.begin()
+                p.send(bounds(self._visibility / 3))
+                done = p.send(statement)
+                p.commit()
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            problem = f"{type(error).__name__}: {one_line(error)}"
+            self._bus.emit(LoopFailed(loop="chores", error=problem, retry_in=0.0))
+            return 0
+        self._keep(connection)
+        return done.count
 
     def _serve_handlers(self, connection: psycopg.Connection[Any]) -> None:
         """Write and read checkpoints at once, progress once a second."""
@@ -195,6 +218,7 @@ class Pulse:
                     p.send(notify(got.queues))
             if got.count < 1000:
                 return
+            self._keep(connection)
 
     def _prune(self, connection: psycopg.Connection[Any]) -> None:
         with Pipeline(connection) as p:
@@ -202,22 +226,16 @@ class Pulse:
         if not mine.result():
             return
         for statement in (fold(), *chores(timedelta(seconds=self._settings.ledger))):
-            with Pipeline(connection) as p:
-                p.begin()
-                p.run("SET LOCAL lock_timeout = '1s'")
-                p.send(statement)
-                p.commit()
+            for _ in range(PAGES):
+                if self._chore(connection, statement) < PAGE:
+                    break
 
     def _fold_batches(self, connection: psycopg.Connection[Any]) -> None:
         """Complete batches whose last member ended in a transaction of its own, or whose worker died right after."""
         with Pipeline(connection) as p:
             mine = p.send(turn("batch", timedelta(seconds=1)))
         if mine.result():
-            with Pipeline(connection) as p:
-                p.begin()
-                p.run("SET LOCAL lock_timeout = '1s'")
-                p.send(fold_batches())
-                p.commit()
+            self._chore(connection, fold_batches())
 
     def _tell_depth(self, connection: psycopg.Connection[Any]) -> None:
         with Pipeline(connection) as p:
@@ -237,9 +255,14 @@ class Pulse:
     def _listen(self) -> None:
         """Wait for a notification, the next chore, or stop."""
         connection = self._connection
-        wait = max(0.0, min(self._due.values(), default=0.25) - time.monotonic())
-        if connection is None or not self._wait(wait, connection.fileno()):
+        if connection is None:
             return
+        self._take_notes(connection)  # those that came along with an answer: the socket is silent about them
+        wait = max(0.0, min(self._due.values(), default=0.25) - time.monotonic())
+        if self._wait(wait, connection.fileno()):
+            self._take_notes(connection)
+
+    def _take_notes(self, connection: psycopg.Connection[Any]) -> None:
         for note in connection.notifies(timeout=0):
             if note.payload == "below":
                 self._engine.look_below(self._settings.queues)

@@ -6,6 +6,7 @@ somebody else's within a second.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,11 +20,13 @@ from pgqueue.schedule import Plan, broken, due, fire, plan, settle
 LOOK: Final = timedelta(seconds=0.5)
 
 
-def tick(connection: psycopg.Connection[Any], period: timedelta = LOOK) -> int:
+def tick(
+    connection: psycopg.Connection[Any], period: timedelta = LOOK, between: Callable[[], None] = lambda: None
+) -> int:
     """Write what is due if it is this process's turn; return how many jobs that made.
 
-    `connection` is in autocommit mode. A schedule that cannot be worked out or written is marked broken, and the
-    others go on.
+    `connection` is in autocommit mode. `between` is called after each schedule: there may be many. A schedule that
+    cannot be worked out or written is marked broken, and the others go on.
     """
     with Pipeline(connection) as p:
         found = p.send(due(period))
@@ -35,6 +38,7 @@ def tick(connection: psycopg.Connection[Any], period: timedelta = LOOK) -> int:
             problem = str(error).partition("\n")[0]
             with Pipeline(connection) as p:
                 p.send(broken(one, problem))
+        between()
     return made
 
 

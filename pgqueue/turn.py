@@ -23,6 +23,11 @@ def turn(task: str, period: timedelta) -> Statement[bool]:
     return Statement(_SQL["turn"], {"task": task, "period": period}, scalar)
 
 
+def bounds(seconds: timedelta) -> Statement[None]:
+    """End what follows in this transaction after so long, and its waits for locks."""
+    return Statement(_SQL["bounds"], {"ms": str(max(1, int(seconds.total_seconds() * 1000)))}, nothing)
+
+
 def postpone(queues: Sequence[str], wait: float) -> Statement[None]:
     """Put off the next sweep of these queues by `wait` seconds from now, a minute at most."""
     return Statement(_SQL["postpone"], {"queues": list(queues), "wait": wait}, nothing)

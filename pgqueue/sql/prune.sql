@@ -1,10 +1,12 @@
 -- name: fold
--- Appended counters become minute counters.
+-- Appended counters become minute counters. Up to 1,000 rows in the answer tell that there may be more.
 WITH page AS MATERIALIZED (SELECT t.ctid FROM pgqueue.tally t LIMIT 20000 FOR UPDATE SKIP LOCKED),
-d AS (DELETE FROM pgqueue.tally t USING page WHERE t.ctid = page.ctid RETURNING t.at, t.queue, t.name, t.outcome, t.n, t.wait_s)
-INSERT INTO pgqueue.tally_minute AS m (minute, queue, name, outcome, n, wait_s)
-SELECT date_trunc('minute', d.at), d.queue, d.name, d.outcome, sum(d.n), sum(d.wait_s) FROM d GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
-ON CONFLICT (minute, queue, name, outcome) DO UPDATE SET n = m.n + excluded.n, wait_s = m.wait_s + excluded.wait_s
+d AS (DELETE FROM pgqueue.tally t USING page WHERE t.ctid = page.ctid RETURNING t.at, t.queue, t.name, t.outcome, t.n, t.wait_s),
+f AS (
+  INSERT INTO pgqueue.tally_minute AS m (minute, queue, name, outcome, n, wait_s)
+  SELECT date_trunc('minute', d.at), d.queue, d.name, d.outcome, sum(d.n), sum(d.wait_s) FROM d GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+  ON CONFLICT (minute, queue, name, outcome) DO UPDATE SET n = m.n + excluded.n, wait_s = m.wait_s + excluded.wait_s)
+SELECT 1 FROM d LIMIT 1000
 
 -- name: dedup
 -- Dedup keys that are free again.
@@ -15,7 +17,8 @@ DELETE FROM pgqueue.dedup d WHERE (d.queue, d.key) IN (
 
 -- name: effects
 -- Ledger rows past their retention.
-DELETE FROM pgqueue.effect e WHERE e.applied_at < now() - %(keep)s::interval
+DELETE FROM pgqueue.effect e WHERE e.ctid = ANY (ARRAY(
+  SELECT g.ctid FROM pgqueue.effect g WHERE g.applied_at < now() - %(keep)s::interval ORDER BY g.applied_at LIMIT 1000))
 
 -- name: signals
 -- Cancel requests whose job has ended.

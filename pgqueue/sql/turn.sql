@@ -12,3 +12,6 @@ SELECT pgqueue.my_turn(%(task)s::text, %(period)s::interval)
 SELECT pg_catalog.setval(('pgqueue.turn_' || x.b)::pg_catalog.regclass,
   ((extract(epoch FROM clock_timestamp()) + least(%(wait)s::double precision, 60)) * 1000)::bigint)
 FROM (SELECT DISTINCT pgqueue.bucket(q) AS b FROM unnest(%(queues)s::text[]) q) x
+
+-- name: bounds
+SELECT pg_catalog.set_config('statement_timeout', %(ms)s::text, true), pg_catalog.set_config('lock_timeout', least(%(ms)s::int, 1000)::text, true)

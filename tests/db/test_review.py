@@ -195,3 +195,89 @@ def test_jobs_whose_lease_is_known_to_be_gone_are_not_started(conn: Connection, 
     eventually(lambda: not worker._hand.held)
     assert ran == [0]
     assert left(conn) == 3
+
+
+def lease_left(conn: Connection, job_id: int) -> float:
+    row = conn.execute(
+        "SELECT extract(epoch FROM deadline - clock_timestamp()) FROM pgqueue.job WHERE id = %s", [job_id]
+    ).fetchone()
+    conn.rollback()
+    return float(row[0]) if row else 0.0
+
+
+@pytest.fixture
+def at_work(conn: Connection, start: Start) -> Iterator[int]:
+    """Give the id of a job that runs under a short lease."""
+    app, gate = App(), threading.Event()
+
+    @app.job("work")
+    def work() -> None:
+        gate.wait(60)
+
+    job_id = work.enqueue(conn).id
+    conn.commit()
+    worker = start(app, visibility=1.0)
+    eventually(lambda: bool(worker._hand.running))
+    yield job_id
+    gate.set()
+
+
+def test_a_flood_of_due_jobs_holds_up_no_heartbeat(conn: Connection, at_work: int) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (name, queue, priority, pos, run_at) "
+        "SELECT 'else', 'else', 5, NULL, now() - interval '1 s' FROM generate_series(1, 80000)"
+    )
+    conn.commit()
+    least = [1.0]
+
+    def promoted() -> bool:
+        least.append(lease_left(conn, at_work))
+        found = conn.execute("SELECT EXISTS (SELECT FROM pgqueue.job WHERE run_at IS NOT NULL)").fetchone()
+        conn.rollback()
+        return found == (False,)
+
+    eventually(promoted, timeout=60, look=0.05)
+    assert min(least) > 0
+
+
+def test_a_chore_that_waits_for_a_lock_holds_up_no_heartbeat(
+    conn: Connection, at_work: int, dsn: str
+) -> None:
+    with psycopg.connect(dsn) as admin:
+        admin.execute("LOCK TABLE pgqueue.depth_sample IN ACCESS EXCLUSIVE MODE")
+        least, until = [1.0], time.monotonic() + 8.0
+
+        def looked() -> bool:
+            least.append(lease_left(conn, at_work))
+            return time.monotonic() > until
+
+        eventually(looked, timeout=20, look=0.05)
+    assert min(least) > 0
+
+
+def test_pruning_goes_on_as_long_as_its_pages_are_full(conn: Connection, at_work: int) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.dedup (queue, key, job_id, until) "
+        "SELECT 'q', n::text, n, now() - interval '1 h' FROM generate_series(1, 8000) n"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.effect "
+        "SELECT 'n', n::text, n, 1, now() - interval '9 d' FROM generate_series(1, 8000) n"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.tally (queue, name, outcome, n) "
+        "SELECT 'q', 'n', 'ok', 1 FROM generate_series(1, 50000)"
+    )
+    conn.execute("SELECT setval('pgqueue.turn_prune', 0)")
+    conn.commit()
+
+    def pruned() -> bool:
+        found = conn.execute(
+            "SELECT (SELECT count(*) FROM pgqueue.dedup) + (SELECT count(*) FROM pgqueue.effect)"
+            " + (SELECT count(*) FROM pgqueue.tally)"
+        ).fetchone()
+        conn.rollback()
+        return found == (0,)
+
+    eventually(pruned, timeout=25, look=0.2)
+    assert conn.execute("SELECT sum(n) FROM pgqueue.tally_minute WHERE name = 'n'").fetchone() == (50000,)
