@@ -165,9 +165,11 @@ class Engine:
         out = rounds.run(plan)
         self._sent = None
         rounds.unsure.clear()
-        self._written(rounds, results, out)
+        self._write_off.settle(results, out)
+        self._results_at = 0.0
         got, again = self._took(plan, settled, out)
         self._note(plan, out, now)
+        self._follow(rounds, results)
         got += self._swept(plan, out, now)
         if got:
             self._poll.reset()
@@ -223,12 +225,14 @@ class Engine:
             meanwhile=intake.wake_slots,
         )
 
-    def _written(self, rounds: Rounds, results: Results, out: Outcomes) -> None:
-        """Strike off the hand what the round has written."""
-        self._write_off.settle(results, out)
-        self._results_at = 0.0
+    def _follow(self, rounds: Rounds, results: Results) -> None:
+        """Do what follows the results; after shelving, as it may fail."""
         if any(isinstance(o, Completed) and o.batched for _, o in results.ended):
-            rounds.fold_batches()
+            try:
+                rounds.fold_batches()
+            except psycopg.Error:  # the pulse tries again within a second, and tells
+                if rounds.connection.closed:
+                    raise
         if self._write_off.nudge:
             rounds.nudge(self._settings.queues)
             self._write_off.nudge = False

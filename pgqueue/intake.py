@@ -23,7 +23,7 @@ from pgqueue.job import Buried, Claim, Claimed, Dropped, Failure, Outcome, Relea
 from pgqueue.ledger import Keyed
 from pgqueue.quota import Quota
 from pgqueue.round import LaneWish, Outcomes, Wish
-from pgqueue.run import Runner, cancelled, expired, idempotency_key
+from pgqueue.run import Runner, cancelled, expired, idempotency_key, unreadable
 from pgqueue.shelf import Item, LaneHold
 from pgqueue.statement import Row
 from pgqueue.tasks import TaskSlots
@@ -263,6 +263,9 @@ class Intake:
         """Decide about a job that is not to run at all."""
         if job.extra is None:
             return None
+        if unreadable(job):
+            failure = Failure(error_type="Unreadable", message="its headers are nested too deeply to be read")
+            return Buried(reason="undecodable", failure=failure)
         if cancelled(job):
             return Dropped()
         if expired(job):

@@ -225,8 +225,16 @@ class Undecodable(Exception):
 
 
 def own_policy(claimed: Claimed) -> dict[str, Any]:
-    """Return what the row says for itself; empty for a plain job."""
-    return json.loads(claimed.extra) if claimed.extra else {}
+    """Return what the row says for itself; empty for a plain job, and for one that cannot be read."""
+    try:
+        return json.loads(claimed.extra) if claimed.extra else {}
+    except (ValueError, RecursionError):  # Postgres takes headers that are nested deeper than Python reads
+        return {}
+
+
+def unreadable(claimed: Claimed) -> bool:
+    """Tell whether a job says something for itself that cannot be read."""
+    return bool(claimed.extra) and not own_policy(claimed)
 
 
 def cancelled(claimed: Claimed) -> bool:

@@ -281,3 +281,48 @@ def test_pruning_goes_on_as_long_as_its_pages_are_full(conn: Connection, at_work
 
     eventually(pruned, timeout=25, look=0.2)
     assert conn.execute("SELECT sum(n) FROM pgqueue.tally_minute WHERE name = 'n'").fetchone() == (50000,)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_headers_that_cannot_be_read_bury_their_job_and_no_other(
+    conn: Connection, start: Start, key: str | None
+) -> None:
+    app, ran = App(), []
+
+    @app.job("work")
+    def work(n: int) -> None:
+        ran.append(n)
+
+    deep = '{"a":' * 2500 + "1" + "}" * 2500
+    conn.execute(
+        "SELECT pgqueue.enqueue('work', '0', headers => %s::json, key => %s, max_attempts => 3)", [deep, key]
+    )
+    work.enqueue_many(conn, [1, 2, 3])
+    conn.commit()
+    start(app)
+    eventually(lambda: sorted(ran) == [1, 2, 3], timeout=5)
+    eventually(lambda: left(conn) == 0, timeout=5)
+    assert conn.execute("SELECT reason FROM pgqueue.dead_job").fetchall() == [("undecodable",)]
+
+
+def test_a_batch_that_cannot_be_counted_costs_no_claim(
+    conn: Connection, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, ran = App(), []
+
+    @app.job("work")
+    def work(n: int) -> None:
+        ran.append(n)
+
+    app.batch(conn, [work.with_payload(n) for n in range(4)])
+    work.enqueue_many(conn, list(range(4, 40)))
+    conn.execute(
+        "CREATE FUNCTION pgqueue.broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$"
+    )
+    conn.execute(
+        "CREATE TRIGGER broken BEFORE DELETE ON pgqueue.batch_tally FOR EACH ROW EXECUTE FUNCTION pgqueue.broken()"
+    )
+    conn.commit()
+    start(app, concurrency=2, prefetch=0, visibility=30.0)
+    eventually(lambda: left(conn) == 0, timeout=10)
+    assert sorted(ran) == list(range(40))
