@@ -136,6 +136,16 @@ def _waiting(rows: Sequence[Row]) -> Findings:
         )
 
 
+def _keys(rows: Sequence[Row]) -> Findings:
+    for queue, keys, waiting, letter in rows:
+        if waiting:
+            yield _warning(
+                "keys",
+                f"{keys} ordering keys of queue {queue!r} wait, with jobs behind them, for a decision on a dead letter",
+                f"look at one: pgqueue dead show {letter}; then pgqueue dead replay or discard",
+            )
+
+
 def _fleets(rows: Sequence[Row]) -> Findings:
     for queue, fleets, who in rows:
         yield _warning(
@@ -279,6 +289,7 @@ _CHECKS: tuple[tuple[str, Query, Callable[[Sequence[Row]], Findings]], ...] = (
     ("connections", _SQL["settings"], _connections),
     ("snapshots", _SQL["holders"], _holders),
     ("jobs", _SQL["waiting"], _waiting),
+    ("keys", _SQL["keys"], _keys),
     ("fleets", _SQL["fleets"], _fleets),
     ("sequences", _SQL["sequences"], _sequences),
     ("tables", _SQL["tables"], _tables),

@@ -39,6 +39,11 @@ SELECT j.queue, j.name, count(*),
   coalesce((SELECT q.paused FROM pgqueue.queue q WHERE q.name = j.queue), false) OR coalesce((SELECT t.paused FROM pgqueue.job_type t WHERE t.name = j.name), false)
 FROM pgqueue.job j WHERE j.lease = 0 AND (j.run_at IS NULL OR j.run_at <= now()) GROUP BY j.queue, j.name ORDER BY 3 DESC
 
+-- name: keys
+-- Ordering keys that dead letters block, whether jobs wait behind them, and the oldest such letter.
+SELECT d.queue, count(DISTINCT d.key), bool_or(EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = d.queue AND j.key = d.key AND j.pos IS NOT NULL)), min(d.id)
+FROM pgqueue.dead_job d WHERE d.blocks GROUP BY d.queue ORDER BY d.queue
+
 -- name: fleets
 -- Queues whose live workers do not know the same names.
 SELECT u.queue, count(DISTINCT w.names), array_agg(DISTINCT w.host || ':' || w.pid)

@@ -69,6 +69,7 @@ def test_a_healthy_database_has_no_findings_and_every_check_reports(conn: Connec
             "connections",
             "snapshots",
             "jobs",
+            "keys",
             "fleets",
             "sequences",
             "tables",

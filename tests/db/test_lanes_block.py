@@ -15,6 +15,7 @@ from pgqueue.connection import execute
 from pgqueue.dead import Filter
 from pgqueue.declare import declare
 from pgqueue.depth import depth
+from pgqueue.doctor import checkup
 from pgqueue.finish import Failed, ack, bury, release, snooze
 from pgqueue.job import Claimed
 from pgqueue.jobs import jobs
@@ -136,6 +137,18 @@ def test_a_key_goes_on_when_the_last_of_its_blocking_letters_is_gone(conn: Conne
     move(conn, dead.replay, made[0])
     conn.commit()
     assert ids(a.lanes(depth=9)) == made
+
+
+def test_the_doctor_names_keys_that_wait_for_a_person(conn: Connection, a: Holder) -> None:
+    made = enqueue(conn, 2, key="k")
+    conn.commit()
+    die(a, a.lanes()[0])
+    (found,) = [f for f in checkup(conn) if f.check == "keys" and f.text]
+    assert "1 ordering keys of queue 'default'" in found.text
+    assert f"pgqueue dead show {made[0]}" in found.remedy
+    move(conn, dead.discard, made[0])
+    conn.commit()
+    assert not [f for f in checkup(conn) if f.check == "keys" and "ordering keys" in f.text]
 
 
 def test_a_type_that_continues_blocks_nothing(conn: Connection, a: Holder) -> None:
