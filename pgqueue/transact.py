@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from pgqueue.app import JobType
 from pgqueue.connection import execute, execute_async
@@ -32,6 +33,7 @@ from pgqueue.statement import Statement, load, nothing
 
 _SQL = load("pgqueue", "transact")
 WRITTEN = Written()
+C = TypeVar("C", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
 #: The handler's handle, and the one its acknowledgement goes through when `end` was called.
 Opened = tuple[Any, Any]
 
@@ -157,27 +159,25 @@ class Transactions:
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connect()
+        connection = _fit(self._idle) or self._connect()
         try:
             yield connection
         finally:
-            if not connection.closed:
+            if _clean(connection):
                 self._idle.append(connection)
+            else:
+                connection.close()
 
     @asynccontextmanager
     async def _async_connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        try:
-            connection = self._idle_async.pop()
-        except IndexError:
-            connection = await self._aconnect()
+        connection = _fit(self._idle_async) or await self._aconnect()
         try:
             yield connection
         finally:
-            if not connection.closed:
+            if _clean(connection):
                 self._idle_async.append(connection)
+            else:
+                await connection.close()
 
     def _connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self._dsn, **self._options)
@@ -210,6 +210,27 @@ class Transactions:
                 pool_pre_ping=True,
             )
         return self._async_engine
+
+
+def _fit(idle: deque[C]) -> C | None:
+    """Take an idle connection that the server has not closed meanwhile: that must cost no job an attempt."""
+    while True:
+        try:
+            connection = idle.pop()
+        except IndexError:
+            return None
+        try:
+            for _ in range(2):  # the first may read the server's last word, the second finds the end
+                connection.pgconn.consume_input()
+        except psycopg.OperationalError:
+            connection.pgconn.finish()
+        else:
+            return connection
+
+
+def _clean(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Tell whether a connection can serve the next handler: a cancelled one may be in the middle of something."""
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 def _limits(seconds: float) -> Statement[None]:

@@ -1371,6 +1371,12 @@ DECLARE
 BEGIN
   IF complete.wait THEN
     PERFORM FROM pgqueue.job j JOIN json_to_recordset(complete.jobs) x(id bigint, lease bigint) ON j.id = x.id AND j.lease = x.lease FOR UPDATE OF j;
+    -- A key that another job has taken meanwhile is as good as a lost lease: see seal in ledger.sql.
+    PERFORM FROM pgqueue.effect e JOIN pgqueue.job j ON e.name = j.name AND e.key = j.idempotency_key
+    JOIN json_to_recordset(complete.jobs) x(id bigint) ON j.id = x.id WHERE e.job_id = j.id AND e.applied_at IS NULL FOR UPDATE OF e;
+    IF NOT FOUND AND EXISTS (SELECT FROM pgqueue.job j JOIN json_to_recordset(complete.jobs) x(id bigint) ON j.id = x.id WHERE j.idempotency_key IS NOT NULL) THEN
+      RETURN;
+    END IF;
   END IF;
   FOR r IN
     WITH l AS MATERIALIZED (

@@ -33,9 +33,14 @@ SELECT d.id FROM d
 
 -- name: seal
 -- The last statement of a transactional handler: the job goes with its effects, and the ledger with both. It waits for
--- a lock on the row, as its caller's transaction can do nothing else.
-WITH d AS (
+-- a lock on the row, as its caller's transaction can do nothing else. A key that another job has taken meanwhile (this
+-- one's lease had run out, though nobody took the row) is as good as a lost lease.
+WITH k AS MATERIALIZED (
+  SELECT e.job_id FROM pgqueue.job j JOIN pgqueue.effect e ON e.name = j.name AND e.key = j.idempotency_key
+  WHERE j.id = %(id)s::bigint AND j.lease = %(lease)s::bigint AND e.job_id = j.id AND e.applied_at IS NULL FOR UPDATE OF e),
+d AS (
   DELETE FROM pgqueue.job j WHERE j.id = %(id)s::bigint AND j.lease = %(lease)s::bigint
+    AND (j.idempotency_key IS NULL OR EXISTS (SELECT FROM k))
   RETURNING j.id, j.queue, j.name, j.idempotency_key, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
 e AS (
   UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -180,3 +181,76 @@ def test_a_handle_without_transactional_is_refused_and_the_other_way_round() -> 
 
         @app.job("c", transactional=True)
         async def c(payload: str, conn: psycopg.Connection) -> None: ...
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_pooled_connection_that_the_server_has_closed_costs_no_attempt(
+    conn: Connection, dsn: str, start: Start, is_async: bool
+) -> None:
+    app = App()
+    if is_async:
+
+        @app.job("once", transactional=True, max_attempts=1)
+        async def once(kind: str, own: psycopg.AsyncConnection, job: Job) -> None:
+            await own.execute(exactly.sentence(kind, job))
+
+    else:
+
+        @app.job("once", transactional=True, max_attempts=1)
+        def once(kind: str, own: psycopg.Connection, job: Job) -> None:
+            own.execute(exactly.sentence(kind, job))
+
+    start(app)
+    for n in range(3):
+        app.enqueue(conn, "once", str(n))
+        conn.commit()
+        eventually(lambda: drained(conn))
+        with psycopg.connect(dsn, autocommit=True) as admin:
+            ended = admin.execute(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                "WHERE application_name LIKE 'pgqueue-handler%'"
+            ).fetchone()
+            assert ended == (1,)
+            eventually(
+                lambda: (
+                    admin.execute(
+                        "SELECT FROM pg_stat_activity WHERE application_name LIKE 'pgqueue-handler%'"
+                    ).fetchone()
+                    is None
+                )
+            )
+    assert seen(conn, "SELECT kind, attempt FROM public.effect ORDER BY 1") == [("0", 1), ("1", 1), ("2", 1)]
+
+
+@pytest.mark.parametrize("keep", [None, timedelta(days=1)])
+def test_a_transaction_whose_key_another_job_has_taken_meanwhile_is_undone(
+    conn: Connection, dsn: str, start: Start, keep: timedelta | None
+) -> None:
+    """Its lease had run out, so the key was free; its row is still there, so the lease alone says nothing."""
+    app, reached, go = App(), threading.Event(), threading.Event()
+
+    @app.job("keyed", transactional=True, keep=keep)
+    def keyed(kind: str, own: psycopg.Connection, job: Job) -> None:
+        own.execute(exactly.sentence(kind, job))
+        if kind == "first" and job.attempt == 1:
+            reached.set()
+            go.wait(20)
+
+    first = keyed.using(idempotency_key="k").enqueue(conn, "first").id
+    conn.commit()
+    start(app)
+    assert reached.wait(20)
+    with psycopg.connect(dsn, autocommit=True) as other:
+        (second,) = other.execute(
+            "SELECT pgqueue.enqueue('keyed', '\"second\"', delay => '1 h')"
+        ).fetchone() or (0,)
+        other.execute("UPDATE pgqueue.effect SET job_id = %s, lease = 77", [second])
+        go.set()
+        eventually(lambda: seen(conn, "SELECT lease FROM pgqueue.job WHERE lease <> 0") != [], timeout=5)
+        other.execute("UPDATE pgqueue.effect SET applied_at = now()")
+        other.execute("DELETE FROM pgqueue.job WHERE id = %s", [second])
+        other.execute(
+            "UPDATE pgqueue.job SET deadline = now() - interval '1 s' WHERE id = %s AND lease <> 0", [first]
+        )
+    eventually(lambda: drained(conn), timeout=30)
+    assert seen(conn, "SELECT kind FROM public.effect") == []
