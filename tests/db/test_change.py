@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from pgqueue import BadOption, dead
+from pgqueue.cancel import cancel
 from pgqueue.change import Change, edit, move, reprioritise
 from pgqueue.connection import execute
 from pgqueue.dead import Filter
 from pgqueue.finish import Failed, ack, bury, retry
 from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO
+from pgqueue.statement import Statement
 from tests.factories import (
     MINUTE,
     QUEUE,
@@ -186,14 +188,17 @@ def test_a_keyed_job_takes_its_place_by_id_in_the_other_queue(conn: Connection, 
     assert ids(a.lanes(depth=9, of=BOTH)) == [older, younger, there, last]
 
 
-def test_a_lane_whose_head_went_away_has_the_name_of_the_next(conn: Connection, a: Holder) -> None:
+@pytest.mark.parametrize("verb", [cancel, lambda made: move(made, "bulk")])
+def test_a_lane_whose_head_went_away_has_the_name_of_the_next(
+    conn: Connection, a: Holder, verb: Callable[[list[int]], Statement[object]]
+) -> None:
     """With the name of a job that is gone no worker would take the lane."""
     (foreign,) = enqueue(conn, key="k", name="else")
     (mine,) = enqueue(conn, key="k")
     conn.commit()
     a.route()
     assert a.lanes() == []
-    execute(conn, move([foreign], "bulk"))
+    execute(conn, verb([foreign]))
     conn.commit()
     assert ids(a.lanes()) == [mine]
 

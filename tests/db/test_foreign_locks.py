@@ -76,7 +76,7 @@ def test_a_round_that_met_a_lock_hands_out_nothing(conn: Connection, a: Holder, 
     wish = Wish(levels=[0], scope=scope(), starts=[0], n=10)
     out = rounds.run(Plan(results=Results(done=[job]), wishes=[wish]))
     assert out.answers == []
-    assert not out.lanes_released
+    assert not out.lanes_back
     assert row(conn, fresh) == before
     conn.rollback()
 
