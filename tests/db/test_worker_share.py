@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pgqueue import Backoff
+from pgqueue import Backoff, control
 from pgqueue.age import age_queue
 from pgqueue.cli._worker import command
 from pgqueue.config import WorkerSettings, parse_queues
 from pgqueue.connection import execute
+from pgqueue.declare import declare
 from pgqueue.worker import Worker
 from tests.factories import MINUTE, fall_due
 from tests.process.apps import every
@@ -199,3 +200,31 @@ def test_weights_that_make_no_sense_stop_the_worker_before_it_starts(
     result = CliRunner().invoke(command, ["tests.process.apps.every:app", "--dsn", dsn, *options])
     assert result.exit_code == 1
     assert problem in result.output
+
+
+@pytest.mark.parametrize("what", ["queue", "name"])
+def test_a_resume_finds_jobs_with_keys_that_were_passed_meanwhile(
+    conn: Connection, start: Start, effects: Effects, what: str
+) -> None:
+    """Lanes and floors move on while a pause lasts: what was passed stands below them."""
+    every.work.enqueue(conn, Work(n=0))
+    execute(conn, declare(kind.policy for kind in every.app.types.values()))
+    pause = control.pause_queue("default") if what == "queue" else control.pause_name("work")
+    resume = control.resume_queue("default") if what == "queue" else control.resume_name("work")
+    execute(conn, pause)
+    conn.commit()
+    start(queues=("default", "other"))
+    every.work.using(key=lambda w: f"k{w.n % 2}").enqueue_many(conn, [Work(n=n) for n in range(1, 7)])
+    conn.commit()
+    for n in range(10, 14):  # others run, with keys too, and everything moves on
+        every.payload_only.using(queue="other", key="k").enqueue(conn, Work(n=n))
+        conn.commit()
+        eventually(lambda n=n: n in effects.ns("end"))  # type: ignore[misc]
+    assert effects.ns("start") == []
+    execute(conn, resume)
+    conn.commit()
+    eventually(lambda: left(conn) == 0)
+    assert sorted(effects.ns("start")) == list(range(7))
+    for odd in (0, 1):
+        mine = [n for n in effects.ns("start") if n and n % 2 == odd]
+        assert mine == sorted(mine)
