@@ -157,6 +157,9 @@ class Engine:
         if self._sweeper.alone and not self._hand.held and not results and not self.draining.is_set():
             return self._sweeper.run_alone()
         now = time.monotonic()
+        if self._sweeper.alone and now >= self._turn_at:
+            self._turn_at = now + self._settings.sweep * random.uniform(1.0, 1.5)
+            self._sweeper.look_again()
         plan = self._plan(results, now)
         if plan is None:
             return False

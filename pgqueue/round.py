@@ -234,6 +234,12 @@ class Rounds:
         answer = late.result() if late else Answer(jobs=[], full={}, keyed=False)
         return answer, found.result() if found else [], waiting.result()
 
+    def waits_alone(self, wish: Wish, ceilings: list[int]) -> bool:
+        """Tell whether a suspect waits to be run with nothing beside it."""
+        with Pipeline(self.connection) as p:
+            waiting = p.send(suspects_alone(wish.scope, ceilings))
+        return waiting.result()
+
     def take(self, jobs: Sequence[Keyed]) -> tuple[set[int], set[int]]:
         """Take the idempotency keys of claimed jobs; return the ids that have theirs, and those applied before."""
         with Pipeline(self.connection) as p:

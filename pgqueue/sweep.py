@@ -29,6 +29,7 @@ class Sweeper:
         self._rounds = rounds
         self._suspects: frozenset[int] = frozenset()
         self._suspected: Sequence[str] = ()
+        self._one: int | None = None
         #: Whether a suspect waits for the rest to end, or runs with nothing beside it: nothing else is claimed.
         self.alone = False
 
@@ -58,6 +59,14 @@ class Sweeper:
             return 0
         return self.sweep(self._suspected)
 
+    def look_again(self) -> None:
+        """See whether the suspect still waits for the rest to end: another process may have run it meanwhile."""
+        if self._one in self._hand.held:
+            return
+        wish = self._intake.sweep_wish(self._settings.queues, 0)
+        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
+        self.alone = self._rounds().waits_alone(wish, ceilings)
+
     def run_alone(self) -> bool:
         """Take one suspect, now that nothing else is in hand; tell whether to go on without waiting."""
         wish = self._intake.sweep_wish(self._settings.queues, 1)
@@ -66,5 +75,6 @@ class Sweeper:
         if not found:
             self.alone = False
             return True
+        self._one = found[0].id
         self._intake.shelve(self._intake.numbered(wish, found), recovered=1)
         return False

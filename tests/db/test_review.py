@@ -326,3 +326,32 @@ def test_a_batch_that_cannot_be_counted_costs_no_claim(
     start(app, concurrency=2, prefetch=0, visibility=30.0)
     eventually(lambda: left(conn) == 0, timeout=10)
     assert sorted(ran) == list(range(40))
+
+
+def test_a_worker_does_not_wait_to_run_a_suspect_that_another_one_has_run(
+    conn: Connection, start: Start
+) -> None:
+    app, gate, ran = App(), threading.Event(), threading.Event()
+
+    @app.job("slow")
+    def slow() -> None:
+        gate.wait(30)
+
+    @app.job("work")
+    def work() -> None:
+        ran.set()
+
+    slow.enqueue(conn)
+    conn.commit()
+    worker = start(app, concurrency=3)
+    eventually(lambda: bool(worker._hand.running))
+    suspect = work.enqueue(conn).id
+    conn.execute("UPDATE pgqueue.job SET lost = 2 WHERE id = %s", [suspect])
+    conn.commit()
+    eventually(lambda: worker._engine._sweeper.alone)
+    assert not ran.is_set()
+    conn.execute("DELETE FROM pgqueue.job WHERE id = %s", [suspect])
+    work.enqueue(conn)
+    conn.commit()
+    assert ran.wait(5)
+    gate.set()
