@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from pgqueue import JobRef
-from pgqueue.app import App, Prepared
+from pgqueue.app import App
+from pgqueue.prepared import Prepared
 
 SYNC = ("psycopg", "connection", "session", "scoped_session", "django")
 ASYNC = (

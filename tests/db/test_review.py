@@ -202,7 +202,7 @@ def lease_left(conn: Connection, job_id: int) -> float:
         "SELECT extract(epoch FROM deadline - clock_timestamp()) FROM pgqueue.job WHERE id = %s", [job_id]
     ).fetchone()
     conn.rollback()
-    return float(row[0]) if row else 0.0
+    return float(str(row[0])) if row else 0.0
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pgqueue import app, dead, dsn, payload, schema_version
+from pgqueue import app, dead, dsn, payload, policy, schema_version
 from pgqueue.backoff import Backoff
 from pgqueue.cli import main as pgqueue
 from pgqueue.cli._worker import command as worker
@@ -111,7 +111,7 @@ def test_every_option_of_a_service_has_a_variable_and_says_its_default(option: c
 BUILT_IN: list[tuple[str, object]] = [
     ("queue", app.DEFAULT_QUEUE),
     ("priority", app.DEFAULT_PRIORITY),
-    ("max_attempts", app.DEFAULT_MAX_ATTEMPTS),
+    ("max_attempts", policy.DEFAULT_MAX_ATTEMPTS),
     ("timeout", timedelta(seconds=app.DEFAULT_TIMEOUT)),
     ("backoff base", timedelta(seconds=Backoff().base)),
     ("backoff cap", timedelta(seconds=Backoff().cap)),
