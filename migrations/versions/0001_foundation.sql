@@ -553,7 +553,7 @@ COMMENT ON FUNCTION pgqueue.enqueue IS 'Enqueue one job in the current transacti
 CREATE FUNCTION pgqueue.route(queues text[], floors bigint[])
 RETURNS TABLE (ord int, examined int, last_pos bigint) LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 DECLARE
-  ks text[]; ps smallint[]; ns text[]; have int;
+  ks text[]; ps smallint[]; ns text[]; have int; stale text[];
 BEGIN
   FOR i IN 1 .. cardinality(queues) LOOP
     WITH s AS MATERIALIZED (
@@ -568,9 +568,9 @@ BEGIN
     CONTINUE WHEN ks IS NULL;
     LOOP
       WITH p AS MATERIALIZED (
-        SELECT 1 FROM unnest(ks) t(k) -- in order, one look-up each: before 17, = ANY with an ORDER BY reads all lanes of the queue
-        CROSS JOIN LATERAL (SELECT FROM pgqueue.lane l WHERE l.queue = queues[i] AND l.key = t.k AND l.slot = 0 FOR KEY SHARE) l)
-      SELECT count(*) INTO have FROM p;
+        SELECT t.k, l.lease = 0 AND l.head_name <> t.n AS other FROM unnest(ks, ns) t(k, n) -- in order, one look-up each: before 17, = ANY with an ORDER BY reads all lanes of the queue
+        CROSS JOIN LATERAL (SELECT l.lease, l.head_name FROM pgqueue.lane l WHERE l.queue = queues[i] AND l.key = t.k AND l.slot = 0 FOR KEY SHARE) l)
+      SELECT count(*), array_agg(p.k) FILTER (WHERE p.other) INTO have, stale FROM p;
       EXIT WHEN have = cardinality(ks);
       INSERT INTO pgqueue.lane (queue, key, slot, priority, head_name)
       SELECT queues[i], d.k, g, d.p, d.n FROM unnest(ks, ps, ns) d(k, p, n)
@@ -579,6 +579,9 @@ BEGIN
       WHERE NOT EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = queues[i] AND l.key = d.k AND l.slot = 0)
       ORDER BY d.k, g ON CONFLICT DO NOTHING;
     END LOOP;
+    IF stale IS NOT NULL THEN -- a lane may have outlived the job that it is named after, or a late commit come in front of that
+      PERFORM pgqueue.lane_refresh(array_fill(queues[i], ARRAY[cardinality(stale)]), stale);
+    END IF;
   END LOOP;
 END $$;
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pgqueue.cancel import cancel
 from pgqueue.finish import ack
 from pgqueue.job import Claimed
 from tests.factories import QUEUE, Connection, Holder, enqueue, ids, lose, row, scope, wipe
@@ -168,3 +169,24 @@ def test_lanes_of_names_a_worker_does_not_run_hide_no_others(conn: Connection, a
         "SELECT pgqueue.route(ARRAY['default'], ARRAY[(SELECT max(pos) - 10 FROM pgqueue.job)])"
     )
     assert ids(a.lanes(of=scope(), routing=False)) == [mine]
+
+
+def test_a_key_whose_foreign_head_is_cancelled_goes_on_with_the_next_name(
+    conn: Connection, a: Holder
+) -> None:
+    (head,) = enqueue(conn, name="else", key="k")
+    (mine,) = enqueue(conn, key="k")
+    conn.commit()
+    assert a.lanes() == []
+    a.run(cancel([head]))
+    assert ids(a.lanes()) == [mine]
+
+
+def test_a_lane_left_with_a_foreign_name_takes_that_of_the_next_job(conn: Connection, a: Holder) -> None:
+    (head,) = enqueue(conn, name="else", key="k")
+    conn.commit()
+    assert a.lanes() == []
+    conn.execute("DELETE FROM pgqueue.job WHERE id = %s", [head])
+    (mine,) = enqueue(conn, key="k")
+    conn.commit()
+    assert ids(a.lanes()) == [mine]
