@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from click.testing import CliRunner
 
 from pgqueue import BadOption
 from pgqueue.age import age, age_queue
+from pgqueue.cli import main
 from pgqueue.connection import execute
 from pgqueue.finish import Failed, ack, retry
 from tests.factories import MINUTE, QUEUE, Connection, Holder, enqueue, ids, retried, scope, token, wipe
@@ -175,3 +177,21 @@ def test_it_is_done_by_turn(conn: Connection) -> None:
 def test_an_age_that_makes_no_sense_is_refused(after: float) -> None:
     with pytest.raises(BadOption, match="age_after"):
         age_queue(QUEUE, timedelta(seconds=after))
+
+
+def test_the_age_is_set_from_the_command_line(dsn: str, conn: Connection) -> None:
+    def stored() -> list[tuple[object, ...]]:
+        found = conn.execute("SELECT name, age_after_s, max_depth FROM pgqueue.queue").fetchall()
+        conn.commit()
+        return found
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(main, ["queue", "set", "--dsn", dsn, *words])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert run("bulk", "--age-after", "10m") == "queue bulk: max depth none, max age none, age after 600 s\n"
+    run("bulk", "--max-depth", "7")
+    assert stored() == [("bulk", 600.0, 7)]
+    assert run("bulk", "--age-after", "0s") == "queue bulk: max depth 7, max age none, age after none\n"
+    assert stored() == [("bulk", None, 7)]

@@ -342,5 +342,5 @@ def test_limits_are_set_from_the_command_line(shared: str, conn: Connection) -> 
         == "queue mail: max depth 500, max age 300 s\n"
     )
     assert run("mail", "--max-depth", "0").stdout == "queue mail: max depth none, max age 300 s\n"
-    assert run("mail").stderr == "error: queue set: give --max-depth or --max-age\n"
+    assert run("mail").stderr == "error: queue set: give --max-depth, --max-age or --age-after\n"
     assert "limit the age instead" in run("mail", "--max-depth", "1000000").stderr
