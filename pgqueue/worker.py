@@ -227,7 +227,7 @@ class Worker:
         return TransactionalRunner(kind, self._transactions) if kind.handle_type else Runner(kind)
 
     def _connect(self) -> psycopg.Connection[Any]:
-        return connect(self._dsn, self.name)
+        return connect(self._dsn, self.name, silence=min(20.0, self.settings.visibility / 3))
 
     def _register(self) -> int:
         """Check the schema, write the policies, and enter this process start under a free nonce."""
@@ -261,18 +261,22 @@ class Worker:
             pass  # the row is for people; it is pruned after a day
 
 
-def connect(dsn: str, name: str, timeout: int = 10) -> psycopg.Connection[Any]:
-    """Open a connection of a worker: autocommit, read-write, index plans only, one that notices a dead peer."""
+def connect(dsn: str, name: str, timeout: int = 10, silence: float = 20.0) -> psycopg.Connection[Any]:
+    """Open a connection of a worker: autocommit, read-write, index plans only.
+
+    A peer that has vanished is noticed after `silence` seconds (1 at least): leases are to be renewed on another
+    connection before they run out.
+    """
     connection = psycopg.connect(
         dsn,
         autocommit=True,
         prepare_threshold=0,
         application_name=f"pgqueue-worker {name}"[:63],
         connect_timeout=timeout,
-        keepalives_idle=10,
-        keepalives_interval=5,
+        keepalives_idle=max(1, int(silence / 2)),
+        keepalives_interval=max(1, int(silence / 6)),
         keepalives_count=3,
-        tcp_user_timeout=20_000,
+        tcp_user_timeout=max(1000, int(silence * 1000)),
         target_session_attrs="read-write",
     )
     try:

@@ -355,3 +355,14 @@ def test_a_worker_does_not_wait_to_run_a_suspect_that_another_one_has_run(
     conn.commit()
     assert ran.wait(5)
     gate.set()
+
+
+def test_a_vanished_server_is_noticed_well_before_a_lease_is_over(conn: Connection, start: Start) -> None:
+    app = App()
+
+    @app.job("work")
+    def work() -> None: ...
+
+    worker = start(app, visibility=6.0)
+    connection = eventually(lambda: worker._pulse._connection)
+    assert connection.info.get_parameters()["tcp_user_timeout"] == "2000"
