@@ -1418,7 +1418,7 @@ BEGIN
       CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
     d AS (
       DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
-      RETURNING j.*, l.result, l.problem, l.steps, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+      RETURNING j.*, l.result, l.problem, l.steps, nullif(j.claimed_at, '-infinity') - greatest(j.enqueued_at, j.ready_at) AS wait),
     e AS (
       UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
       WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id AND e.lease = d.lease AND e.applied_at IS NULL),

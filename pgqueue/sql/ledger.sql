@@ -22,7 +22,7 @@ WITH l AS MATERIALIZED (
   CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
 d AS (
   DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
-  RETURNING j.id, j.queue, j.name, j.idempotency_key, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+  RETURNING j.id, j.queue, j.name, j.idempotency_key, nullif(j.claimed_at, '-infinity') - greatest(j.enqueued_at, j.ready_at) AS wait),
 e AS (
   UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
   WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id),
@@ -41,7 +41,7 @@ WITH k AS MATERIALIZED (
 d AS (
   DELETE FROM pgqueue.job j WHERE j.id = %(id)s::bigint AND j.lease = %(lease)s::bigint
     AND (j.idempotency_key IS NULL OR EXISTS (SELECT FROM k))
-  RETURNING j.id, j.queue, j.name, j.idempotency_key, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+  RETURNING j.id, j.queue, j.name, j.idempotency_key, nullif(j.claimed_at, '-infinity') - greatest(j.enqueued_at, j.ready_at) AS wait),
 e AS (
   UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
   WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id),
