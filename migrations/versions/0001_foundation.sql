@@ -1424,7 +1424,7 @@ BEGIN
       WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id AND e.lease = d.lease AND e.applied_at IS NULL),
     t AS (
       INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
-      SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name),
+      SELECT d.queue, d.name, 'ok', count(*), coalesce(extract(epoch FROM sum(d.wait)), 0) FROM d GROUP BY d.queue, d.name),
     p AS (DELETE FROM pgqueue.progress p USING d WHERE p.job_id = d.id),
     b AS (
       INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)

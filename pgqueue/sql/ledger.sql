@@ -28,7 +28,7 @@ e AS (
   WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id),
 t AS (
   INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
-  SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name)
+  SELECT d.queue, d.name, 'ok', count(*), coalesce(extract(epoch FROM sum(d.wait)), 0) FROM d GROUP BY d.queue, d.name)
 SELECT d.id FROM d
 
 -- name: seal
@@ -46,5 +46,5 @@ e AS (
   UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
   WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id),
 t AS (
-  INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s) SELECT d.queue, d.name, 'ok', 1, extract(epoch FROM d.wait) FROM d)
+  INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s) SELECT d.queue, d.name, 'ok', 1, coalesce(extract(epoch FROM d.wait), 0) FROM d)
 SELECT d.id FROM d
