@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,13 +106,16 @@ class Hand:
         self.finish(claimed, outcome, time.monotonic())
         return outcome
 
-    def strike(self, claimed: Claimed) -> None:
-        """Forget a claim that is written off; a later claim of the same job stays."""
-        if self.held.get(claimed.id) is claimed:
-            del self.held[claimed.id]
-            if self.cancelled or self.keyed:
-                self.cancelled.discard(claimed.id)
-                self.keyed.discard(claimed.id)
+    def strike(self, claims: Iterable[Claimed]) -> None:
+        """Forget claims that are written off; a later claim of the same job stays."""
+        held, noted = self.held, bool(self.cancelled or self.keyed)
+        for claimed in claims:
+            job_id = claimed.id
+            if held.get(job_id) is claimed:
+                del held[job_id]
+                if noted:
+                    self.cancelled.discard(job_id)
+                    self.keyed.discard(job_id)
 
     def advance(self, lane: LaneHold, outcome: Outcome) -> bool:
         """Move a lane on after its first job ended; tell whether the next one may run now."""
@@ -123,7 +126,7 @@ class Hand:
             return False
         # What has an order waits as a whole; of a limited type only the job itself waits.
         if isinstance(outcome, Retried | Snoozed) and lane.key != f"@{claimed.name}":
-            lane.wait = outcome.delay
+            lane.wait = max(lane.wait, outcome.delay)  # the budget may have put it off already
             return False
         return bool(lane.jobs)
 

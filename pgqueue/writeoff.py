@@ -111,16 +111,14 @@ class WriteOff:
             case _:
                 self._ended.append((ended.claimed, ended.outcome))
         if isinstance(ended.outcome, Retried) and ended.outcome.deferred:
-            for lane in self._lanes:
+            for lane in self._hand.lanes.values():
                 if ended.claimed.id in lane.ids and lane.key != f"@{ended.claimed.name}":
-                    lane.wait = ended.outcome.delay
+                    lane.wait = max(lane.wait, ended.outcome.delay)
 
     def settle(self, results: Results, out: Outcomes) -> None:
         """Forget what the round has written; keep what it could not."""
         hand, gone = self._hand, out.finished | out.lost
-        for claimed in results.claims():
-            if claimed.id in gone:
-                hand.strike(claimed)
+        hand.strike(c for c in results.claims() if c.id in gone)
         self._locked = (self._locked | out.locked) - gone
         if len(gone) == len(self._done) + len(self._ended):
             self._done, self._ended = [], []
@@ -157,12 +155,11 @@ class WriteOff:
         gone = {c.id for c in results.claims()}
         self._done = [c for c in self._done if c.id not in gone]
         self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
-        for claimed in results.claims():
-            self._hand.strike(claimed)
+        self._hand.strike(results.claims())
 
     def _strike(self, ended: Ended) -> None:
         """Strike a job off whose handler's own transaction has decided."""
-        self._hand.strike(ended.claimed)
+        self._hand.strike([ended.claimed])
         if isinstance(ended.outcome, Written):
             self._bus.emit(JobsAcked(count=1))
         else:
