@@ -55,9 +55,8 @@ class ThreadSlots:
             try:
                 gate, _ = self._idle.pop()
             except IndexError:
-                if not self._plan:
+                if not self._plan or not self._start():
                     return
-                self._start(self._plan.pop())
             else:
                 gate.release()
 
@@ -77,12 +76,19 @@ class ThreadSlots:
         while self._idle:
             self._idle.pop()[0].release()
 
-    def _start(self, queue: str | None) -> None:
+    def _start(self) -> bool:
+        """Start the next thread of the plan; False if the system refuses, which may pass."""
+        queue = self._plan[-1]
         shelves = self.shelf.general if queue is None else self.shelf.of(queue)
         name = f"pgqueue-slot-{len(self._threads)}"
         thread = threading.Thread(target=self._serve, args=(shelves, queue), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
         self._threads.append(thread)
-        thread.start()
+        self._plan.pop()
+        return True
 
     def _serve(self, shelves: tuple[deque[Item], ...], queue: str | None) -> None:
         gate = threading.Lock()

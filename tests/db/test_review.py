@@ -366,3 +366,29 @@ def test_a_vanished_server_is_noticed_well_before_a_lease_is_over(conn: Connecti
     worker = start(app, visibility=6.0)
     connection = eventually(lambda: worker._pulse._connection)
     assert connection.info.get_parameters()["tcp_user_timeout"] == "2000"
+
+
+def test_a_thread_that_the_system_refuses_costs_no_claim(
+    conn: Connection, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, ran = App(), []
+    refused: list[str] = []
+    begin = threading.Thread.start
+
+    def reluctant(self: threading.Thread) -> None:
+        if self.name.startswith("pgqueue-slot") and len(refused) < 3:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        begin(self)
+
+    @app.job("work")
+    def work(n: int) -> None:
+        ran.append(n)
+
+    monkeypatch.setattr(threading.Thread, "start", reluctant)
+    work.enqueue_many(conn, list(range(20)))
+    conn.commit()
+    start(app, concurrency=2)
+    eventually(lambda: left(conn) == 0, timeout=10)
+    assert len(refused) == 3
+    assert sorted(ran) == list(range(20))
