@@ -156,18 +156,21 @@ def test_a_child_process_that_dies_is_a_failed_attempt(
     eventually(lambda: none_left(conn))
 
 
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process; empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def test_a_process_handler_over_its_time_is_killed(conn: Connection, start: Start, effects: Effects) -> None:
     every.computes_short.enqueue(conn, Work(n=1, seconds=60))
     conn.commit()
     start()
     (began,) = effects.wait("start")
     assert eventually(lambda: dead(conn)) == [("computes-short", "timeout", "Timeout", 1)]
-    eventually(
-        lambda: (
-            not Path(f"/proc/{began.pid}/cmdline").exists()
-            or b"spawn" not in Path(f"/proc/{began.pid}/cmdline").read_bytes()
-        )
-    )
+    eventually(lambda: b"spawn" not in command_of(began.pid))
     every.computes.enqueue(conn, Work(n=2))
     conn.commit()
     effects.wait("end")

@@ -195,16 +195,16 @@ def test_workers_wait_for_a_database_that_is_away_and_tell_the_health_check(
     assert health.exists()
     own.stop(immediate=True)
     gate.touch()  # the job of the busy worker ends while nobody can be told
-    eventually(lambda: answer() == 503)
-    eventually(lambda: not health.exists())
+    eventually(lambda: answer() == 503, timeout=30)
+    eventually(lambda: not health.exists(), timeout=30)
     own.start()
-    eventually(lambda: answer() == 200)
-    eventually(health.exists)
+    eventually(lambda: answer() == 200, timeout=30)
+    eventually(health.exists, timeout=30)
     with psycopg.connect(fleet.dsn) as conn:
         eventually(lambda: count(conn, JOBS) == 0)
         every.work.enqueue(conn, Work(n=2))
         conn.commit()
-        fleet.effects.wait("end", 2, timeout=10)
+        fleet.effects.wait("end", 2, timeout=30)
         assert count(conn, "SELECT count(*) FROM pgqueue.dead_job") == 0
     assert [(e.n, e.attempt) for e in fleet.effects.all("start")] == [(1, 1), (2, 1)]
     for worker in (busy, idle):
