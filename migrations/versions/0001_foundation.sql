@@ -1625,7 +1625,7 @@ CREATE VIEW pgqueue.outbox_lag AS
 SELECT count(*) FILTER (WHERE o.parked_at IS NULL) AS pending, count(*) FILTER (WHERE o.parked_at IS NOT NULL) AS parked,
        count(*) FILTER (WHERE o.next_attempt_at > now()) AS blocked_aggregates,
        -- A writer may give any time, an infinite one too, from which no other can be subtracted.
-       coalesce(extract(epoch FROM now() - least(now(), greatest(min(o.created_at) FILTER (WHERE o.parked_at IS NULL), '1000-01-01'))), 0)::double precision AS oldest_pending_s,
+       coalesce(extract(epoch FROM now() - least(now(), min(greatest(o.created_at, '1000-01-01')) FILTER (WHERE o.parked_at IS NULL))), 0)::double precision AS oldest_pending_s,
        (SELECT count(*) FROM pgqueue.relay r WHERE r.lease_until > now()) AS relays,
        (SELECT count(*) FROM pgqueue.relay_partition p WHERE NOT EXISTS
           (SELECT FROM pgqueue.relay r WHERE r.id = p.owner AND r.lease_until > now())) AS orphan_partitions

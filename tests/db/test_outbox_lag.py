@@ -42,6 +42,16 @@ def test_the_lag_counts_what_waits_and_what_is_parked(published: Connection) -> 
     assert row == (3, 2, 2, 90, 0, 64)
 
 
+def test_an_outbox_without_a_waiting_event_has_no_age(conn: Connection) -> None:
+    lag = "SELECT pending, oldest_pending_s FROM pgqueue.outbox_lag"
+    assert conn.execute(lag).fetchone() == (0, 0.0)
+    conn.execute(
+        "INSERT INTO pgqueue.outbox (event_type, payload, created_at, last_error, parked_at)"
+        " VALUES ('x', '{}', now() - interval '1 d', 'no', now())"
+    )
+    assert conn.execute(lag).fetchone() == (0, 0.0)
+
+
 def test_the_lag_reads_no_published_event(published: Connection) -> None:
     row = published.execute("EXPLAIN (FORMAT JSON) SELECT * FROM pgqueue.outbox_lag").fetchone()
     assert row is not None
