@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def chaos(short: int, long: int) -> int:
+    """Return how much of a random test to run: the short part in the suite, the long one under `make chaos`."""
+    return long if os.environ.get("PGQUEUE_CHAOS") else short
 
 
 def eventually(predicate: Callable[[], T | None], timeout: float = 10.0, *, look: float = 0.02) -> T:

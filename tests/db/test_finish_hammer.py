@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+import pytest
 
 from pgqueue.cancel import cancel
 from pgqueue.finish import Failed, ack, bury, drop, release, retry, snooze
@@ -19,8 +20,10 @@ from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO
 from pgqueue.statement import Statement
 from tests.factories import QUEUE, Connection, Holder, buried, enqueue, retried, token
+from tests.waiting import chaos
 
-SECONDS = 4.0
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+SECONDS = float(chaos(4, 60))
 SHORT = timedelta(milliseconds=20)
 
 

@@ -28,6 +28,7 @@ from tests.factories import (
     wipe,
 )
 from tests.server import Server
+from tests.waiting import chaos
 
 PRODUCERS = 16
 
@@ -169,7 +170,8 @@ def play(
     return committed, claimed, readers
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(chaos(8, 100)))
 def test_every_committed_job_is_claimed_once_without_any_sweep(dsn: str, seed: int) -> None:
     committed, claimed, readers = play(dsn, seed, Reader)
     assert len(committed) > 20

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import psycopg
+import pytest
 
 from pgqueue.claim import LaneSize, lane_claim, lane_release, route
 from pgqueue.finish import Failed, ack, bury, release, retry
@@ -23,12 +24,13 @@ from pgqueue.pipeline import Pipeline
 from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO
 from tests.factories import Connection, Holder, buried, enqueue, retried, scope, token
-from tests.waiting import eventually
+from tests.waiting import chaos, eventually
 
 QUEUES = ("default", "mail")
 KEYS = ("hot", "hot", "hot", "a", "b", "c", "d", "e")
 LEASE = timedelta(milliseconds=60)
-SECONDS = 6.0
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+SECONDS = float(chaos(6, 60))
 
 
 class HandOut(NamedTuple):

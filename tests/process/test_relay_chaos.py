@@ -18,6 +18,8 @@ from tests.waiting import eventually
 
 Starter = Callable[..., RelayProcess]
 
+pytestmark = pytest.mark.chaos
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
