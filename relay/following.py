@@ -72,6 +72,7 @@ class Following(Publishing):
         if taken:
             owned = len(self._floors.parts)
             self._bus.emit(told.PartitionsChanged(taken=len(taken), owned=owned, relays=1))
+        self.shared.set()
         self._rebalance_at = now + config.lease / 3
 
     def _backlog(self, conn: Connection, stream: Stream) -> None:

@@ -67,6 +67,8 @@ class Publishing:
         self._zero_at = 0.0
         self._armed_until = 0.0
         self._narrow = True
+        #: Set once partitions were shared out for the first time: before, all look as if nobody owned them.
+        self.shared = Flag()
 
     def run(self) -> None:
         """Publish until told to stop; then mark what is confirmed. Returns, never raises."""
@@ -77,6 +79,7 @@ class Publishing:
                     self._work(conn)
                     self._write(conn)
             except Exception as error:  # noqa: BLE001 - whatever happened, the loop goes on
+                self.shared.set()  # a relay that waits for its turn tells how much waits all the same
                 delay = self._database.failed()
                 self._bus.emit(LoopFailed(loop=LOOP, error=one_line(error), retry_in=delay))
                 self.progress = time.monotonic()
@@ -251,6 +254,7 @@ class Publishing:
                     taken=len(taken), given=len(given), owned=len(self._floors.parts), relays=share.relays
                 )
             )
+        self.shared.set()
         hungry = len(self._floors.parts) < share.partitions // max(1, share.relays)
         every = min(CALL_AGAIN_S, config.lease / 3) if hungry else config.lease / 3
         self._rebalance_at = time.monotonic() + every * random.uniform(0.8, 1.0)

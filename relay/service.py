@@ -42,7 +42,9 @@ class Relay:
         self._stop_upkeep = threading.Event()
         loop = Following if config.wal else Publishing
         self._publishing = loop(config, self.id, self._targets, self._bus, wake, self._stop_publishing)
-        self._upkeep = Upkeep(config, self.id, self._bus, wake, self._stop_upkeep, self._progresses)
+        self._upkeep = Upkeep(
+            config, self.id, self._bus, wake, self._stop_upkeep, self._progresses, self._publishing.shared
+        )
         self._threads = (
             threading.Thread(target=self._publishing.run, name="relay-publish", daemon=True),
             threading.Thread(target=self._upkeep.run, name="relay-upkeep", daemon=True),

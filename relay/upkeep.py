@@ -41,10 +41,20 @@ _SESSION = (
 
 
 class Upkeep:
-    """One loop on one connection. `alive` tells whether the publishing loop makes progress."""
+    """One loop on one connection. `alive` tells whether the publishing loop makes progress.
+
+    It samples once `shared` is set: before a relay has taken its partitions they look like nobody's.
+    """
 
     def __init__(
-        self, config: RelayConfig, me: UUID, bus: Bus, wake: Wake, stop: Flag, alive: Callable[[], bool]
+        self,
+        config: RelayConfig,
+        me: UUID,
+        bus: Bus,
+        wake: Wake,
+        stop: Flag,
+        alive: Callable[[], bool],
+        shared: Flag,
     ) -> None:
         self.config = config
         self.progress = time.monotonic()
@@ -53,6 +63,7 @@ class Upkeep:
         self._wake = wake
         self._stop = stop
         self._alive = alive
+        self._shared = shared
         self._trouble = Trouble()
         self._beat_at = 0.0
         self._sample_at = 0.0
@@ -87,7 +98,7 @@ class Upkeep:
             if now >= self._beat_at and self._alive():
                 execute(conn, partitions.beat(self._me, config.name, timedelta(seconds=config.lease)))
                 self._beat_at = now + config.lease / 3 * random.uniform(0.8, 1.0)
-            if now >= self._sample_at:
+            if now >= self._sample_at and self._shared.is_set():
                 self._sample_at = now + config.sample_every
                 self._sample(conn)
             if now >= self._prune_at:

@@ -18,7 +18,15 @@ from relay import Outbox
 from relay.config import RelayConfig
 from relay.event import Event as OutboxEvent
 from relay.event import Receipt
-from relay.events import EventsDeferred, EventsPublished, PartitionsLost, Pruned, SinkBack, SinkDown
+from relay.events import (
+    EventsDeferred,
+    EventsPublished,
+    OutboxSampled,
+    PartitionsLost,
+    Pruned,
+    SinkBack,
+    SinkDown,
+)
 from relay.publish import RejectionPolicy
 from relay.service import Relay
 from relay.sinks.memory import MemorySink
@@ -126,6 +134,12 @@ def test_what_was_committed_is_published_and_marked(start: Starter, watch: Conne
     drained(watch)
     assert sorted(relay.keys()) == [f"outbox:{id_}" for id_ in ids]
     assert sum(event.count for event in relay.heard(EventsPublished)) == 3
+
+
+def test_the_first_sample_counts_the_partitions_that_were_just_taken(start: Starter) -> None:
+    relay = start()
+    eventually(lambda: relay.heard(OutboxSampled))
+    assert relay.heard(OutboxSampled)[0].orphan_partitions == 0
 
 
 def test_an_idle_relay_is_woken_by_the_commit(start: Starter, watch: Connection) -> None:
