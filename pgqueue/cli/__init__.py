@@ -8,6 +8,10 @@ begins with an underscore are no command of the group. What an operator can get 
 from __future__ import annotations
 
 import os
+import re
+import signal
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -19,6 +23,9 @@ import psycopg
 
 from pgqueue import dsn as dsns
 from pgqueue.errors import DatabaseUnreachable, PgqueueError
+
+#: Files that do not tell an operator where to look: the import system, installed packages.
+_INSTALLED = re.compile(r"^<|[/\\](?:site-packages|importlib|pgqueue[/\\]cli|relay[/\\]cli)[/\\]")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -46,6 +53,13 @@ def reported() -> Iterator[None]:
         ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
         raise Failure(f"{dsns.one_line(error)}; run: pgqueue migrate check") from error
+
+
+def raised(error: BaseException) -> str:
+    """Name an error that a module of the operator's raised, and the last line of theirs on its way."""
+    text = f"{type(error).__name__}: {dsns.one_line(error)}"
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not _INSTALLED.search(f.filename)]
+    return f"{text} ({own[-1].filename}, line {own[-1].lineno})" if own else text
 
 
 class Command(click.Command):
@@ -133,8 +147,21 @@ def main() -> None:
 
 
 def worker() -> None:
-    """Start pgqueue-worker."""
+    """Start pgqueue-worker; a signal ends it at once, in order, until it has loops to stop."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     import_module("pgqueue.cli._worker").command()
 
 
-__all__ = ["Command", "Commands", "Failure", "database", "dsn_option", "main", "option", "reported", "worker"]
+__all__ = [
+    "Command",
+    "Commands",
+    "Failure",
+    "database",
+    "dsn_option",
+    "main",
+    "option",
+    "raised",
+    "reported",
+    "worker",
+]

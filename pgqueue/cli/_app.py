@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from pgqueue.app import App
+from pgqueue.cli import raised
 from pgqueue.errors import BadOption, ConfigError, PgqueueError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
@@ -49,12 +50,12 @@ def load_app(path: str) -> App:
             found = getattr(found, part)
     except PgqueueError:
         raise
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"cannot load {path}: {error}; start in the folder that holds {module.split('.')[0]}"
-        ) from error
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise ConfigError(f"cannot load {path}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # the module is the operator's: it may raise anything, as a handler may
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"cannot load {path}: {error}; start in the folder that holds {module.split('.')[0]}"
+            ) from error
+        raise ConfigError(f"cannot load {path}: {raised(error)}") from error
     if not isinstance(found, App):
         raise ConfigError(f"{path} is {type(found).__name__}, not a pgqueue.App")
     return found

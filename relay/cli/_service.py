@@ -18,7 +18,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli import Command, database, dsn_option, option
+from pgqueue.cli import Command, database, dsn_option, option, raised
 from pgqueue.dsn import connect
 from pgqueue.errors import BadOption, ConfigError
 from pgqueue.events import Bus
@@ -50,7 +50,21 @@ class Duration(click.ParamType[timedelta]):
         return timedelta(seconds=float(found[1]) * _UNIT[found[2] or "s"])
 
 
-@click.command("outbox-relay", cls=Command)
+class _Unnamed(click.Context):
+    """A context that shows the service under the group's own name: nobody types a command to start it."""
+
+    @property
+    def command_path(self) -> str:
+        return super().command_path if self.parent is None else self.parent.command_path
+
+
+class Service(Command):
+    """The command that runs when none is named."""
+
+    context_class = _Unnamed
+
+
+@click.command("outbox-relay", cls=Service)
 @click.argument("app", required=False, envvar="OUTBOX_APP")
 @dsn_option
 @option(
@@ -224,7 +238,9 @@ class Duration(click.ParamType[timedelta]):
 def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) -> None:
     """Run the service until SIGTERM or SIGINT; a second signal ends it at once."""
     if sink is None and not options["route"] and options["routes"] is None:
-        raise click.UsageError("Missing option '--sink'.")
+        raise click.UsageError(
+            "Missing option '--sink': where events go, for example https://warehouse.example/events or stdout:"
+        )
     logging.basicConfig(
         level=options["log_level"].upper(),
         stream=sys.stderr,
@@ -312,8 +328,8 @@ def _app(path: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))
     try:
         app = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load the app {path}: {error}") from error
+    except Exception as error:  # the module is the operator's: it may raise anything, as a handler may
+        raise ConfigError(f"cannot load the app {path}: {raised(error)}") from error
     if not callable(getattr(app, "subscribers", None)):
         raise ConfigError(f"{path} is {type(app).__name__}, not an App")
     return app

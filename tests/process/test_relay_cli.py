@@ -337,7 +337,10 @@ def test_a_database_without_our_tables_is_named_with_the_remedy(empty_dsn: str, 
 
 
 def test_a_missing_sink_or_a_wrong_duration_is_a_usage_error(dsn: str) -> None:
-    assert "--sink" in run(dsn).stderr
+    missing = run(dsn)
+    assert missing.exit_code == 2
+    assert missing.stderr.startswith("Usage: outbox-relay [OPTIONS] [APP]\n")
+    assert "Missing option '--sink': where events go" in missing.stderr
     wrong = run(dsn, "--sink", "stdout:", "--retention", "a while")
     assert wrong.exit_code == 2
     assert "7d" in wrong.stderr

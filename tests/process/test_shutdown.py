@@ -123,6 +123,20 @@ def test_a_second_signal_ends_the_worker_at_once(fleet: Fleet, conn: Connection)
     assert worker.wait(5) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_still_loads_its_app_ends_in_order(
+    fleet: Fleet, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "loads_for_long.py").write_text(
+        "import sys, time\nprint('loading', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+    )
+    worker = fleet.launch(app="loads_for_long:app", env={"PYTHONPATH": str(tmp_path)})
+    worker.says("loading")
+    worker.signal(number)
+    assert worker.wait(10) == 0
+    assert "Traceback" not in worker.log
+
+
 def test_a_worker_without_work_stops_at_once_and_says_so(fleet: Fleet) -> None:
     worker = fleet.start()
     assert worker.stop(timeout=5) == 0

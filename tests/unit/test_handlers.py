@@ -6,6 +6,7 @@ import asyncio
 import sys
 from contextvars import ContextVar
 from datetime import timedelta
+from pathlib import Path
 
 import click
 import pytest
@@ -127,6 +128,29 @@ def test_the_children_of_a_parent_get_its_options_but_not_its_processes_or_passw
 def test_an_app_is_named_by_module_and_name(path: str) -> None:
     with pytest.raises(BadOption, match="is not module:name"):
         load_app(path)
+
+
+def test_a_module_that_an_app_lacks_is_not_taken_for_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacks_a_module.py").write_text("import no_such_module_here\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"'no_such_module_here' \(.*lacks_a_module.py, line 1\)"
+    ) as refused:
+        load_app("lacks_a_module:app")
+    assert "start in the folder" not in str(refused.value)
+
+
+def test_an_app_whose_import_raises_names_the_error_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises_when_imported.py").write_text("import os\n\nos.environ['NO_SUCH_VARIABLE_HERE']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"KeyError: 'NO_SUCH_VARIABLE_HERE' \(.*raises_when_imported.py, line 3\)"
+    ):
+        load_app("raises_when_imported:app")
 
 
 @pytest.mark.parametrize(
