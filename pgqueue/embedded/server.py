@@ -196,7 +196,9 @@ class Embedded:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EmbeddedFailed(
-                f"another embedded server runs on {path}: stop its owner, or choose another path", path=path
+                f"another embedded server runs on {path}: stop its owner, give the URL of that server instead, "
+                "or choose another path",
+                path=path,
             ) from None
         major = self._tools().major
         found = path / "pgdata" / "PG_VERSION"

@@ -24,6 +24,8 @@ def command(dsn: str | None, limit: int, after: int) -> None:
         rows = execute(conn, parked(after=after, limit=limit))
     for row in rows:
         click.echo("\t".join(_columns(row)))
+    if not rows:
+        click.echo("no event is parked, and none waits after a rejection", err=True)
     if len(rows) == limit:
         click.echo(f"there may be more: outbox-relay parked --after {rows[-1].id}", err=True)
 

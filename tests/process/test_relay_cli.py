@@ -336,6 +336,12 @@ def test_a_database_without_our_tables_is_named_with_the_remedy(empty_dsn: str, 
     assert "run: pgqueue migrate" in done.stderr
 
 
+def test_a_list_of_no_parked_events_says_so(dsn: str) -> None:
+    done = run(dsn, "parked")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == "no event is parked, and none waits after a rejection\n"
+
+
 def test_a_missing_sink_or_a_wrong_duration_is_a_usage_error(dsn: str) -> None:
     missing = run(dsn)
     assert missing.exit_code == 2
