@@ -133,7 +133,9 @@ def test_later_and_5xx_answers_are_no_rejection(receiver: Receiver, sink: Sink, 
 
 
 @pytest.mark.parametrize(
-    "header", ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True)]
+    "header",
+    ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True)],
+    ids=["seconds", "date"],
 )
 def test_retry_after_is_honoured_in_both_forms(receiver: Receiver, sink: Sink, header: str) -> None:
     receiver.answer = lambda _: Answer(status=503, headers={"retry-after": header})
