@@ -151,7 +151,7 @@ def test_enqueue_claim_and_ack_write_at_most_750_bytes_of_wal_per_job(dsn: str, 
                 holder.run(ack(jobs))
             more = page_images(conn, holder.connection) - images if full == ("on",) else 0
             costs.append((position(conn) - before - 8_192 * more) / JOBS)
-    assert 0 < min(costs) <= 750, costs
+    assert 0 < min(costs) <= 750 + whole_rows(conn), costs
 
 
 def test_a_claim_and_an_ack_write_at_most_350_bytes_of_wal_per_job(dsn: str, conn: Connection) -> None:
@@ -164,7 +164,12 @@ def test_a_claim_and_an_ack_write_at_most_350_bytes_of_wal_per_job(dsn: str, con
         assert len(jobs) == 100
         conn.commit()
         other, more = totals(explain(holder.connection, ack([Claim(*row) for row in jobs])))
-    assert (bytes_ + other - 8_192 * (images + more)) / 100 <= 350
+    assert (bytes_ + other - 8_192 * (images + more)) / 100 <= 350 + whole_rows(conn)
+
+
+def whole_rows(connection: Connection) -> int:
+    """Return what logical decoding adds per job: under it a claim logs the whole new row, not the difference."""
+    return 200 if connection.execute("SHOW wal_level").fetchone() == ("logical",) else 0
 
 
 def totals(plan: dict[str, Any]) -> tuple[int, int]:
