@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ import click
 from click.core import ParameterSource
 
 from pgqueue.cli import Command, database, dsn_option, option, raised
+from pgqueue.cli._app import stop_on_signals
 from pgqueue.dsn import connect
 from pgqueue.errors import BadOption, ConfigError
 from pgqueue.events import Bus
@@ -275,7 +275,7 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
         bus = Bus()
         Report(bus)
         relay = Relay(settings, Routes({pattern: sinks[to] for pattern, to in table.table.items()}), bus)
-        told = _stop_on_signals()
+        told = stop_on_signals()
         if options["health_port"] is not None:
             server = serve(options["health_host"], options["health_port"], relay.stalled)
             stack.callback(server.shutdown)
@@ -333,16 +333,3 @@ def _app(path: str) -> Any:
     if not callable(getattr(app, "subscribers", None)):
         raise ConfigError(f"{path} is {type(app).__name__}, not an App")
     return app
-
-
-def _stop_on_signals() -> threading.Event:
-    told = threading.Event()
-
-    def stop(number: int, _: object) -> None:
-        if told.is_set():
-            os._exit(128 + number)
-        told.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    return told
