@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,9 +13,10 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Outcome
 from benchmarks.install import ROOT
 from benchmarks.server import started
-from benchmarks.system import OURS, PEERS
+from benchmarks.system import OURS, PEERS, RELAY_PEERS, system_named
 from benchmarks.workloads import all_workloads
 
+EVERY_PEER = (*PEERS, *RELAY_PEERS)
 RESULTS = ROOT / "docs" / "benchmarks"
 
 
@@ -22,15 +24,16 @@ def main() -> int:
     """Read the options, run, write; 1 if nothing could be measured."""
     workloads = all_workloads()
     options = _options(list(workloads)).parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that everything started is ended
     names = options.what or list(workloads)
-    peers = tuple(filter(None, options.peers.split(","))) if options.peers is not None else PEERS
-    chosen = [*OURS, *(peer for peer in peers if peer not in OURS)]
-    if not any(workloads[name].mode for name in names):
-        chosen = ["ours"]
+    peers = tuple(filter(None, options.peers.split(","))) if options.peers is not None else EVERY_PEER
+    modes = {workloads[name].mode for name in names}
+    taking_part = [name for name in dict.fromkeys([*OURS, *peers]) if modes & system_named(name).modes]
+    chosen = list(dict.fromkeys(["ours", *taking_part]))
     command = "python -m benchmarks " + " ".join(sys.argv[1:])
     outcomes = []
     with started() as server:
-        bench = Bench(server, chosen, say)
+        bench = Bench(server, chosen, say, options.parts)
         try:
             for name in names:
                 began = time.monotonic()
@@ -40,6 +43,7 @@ def main() -> int:
                         what=name, figures=figures, absent=absent, command=command.strip(), server=server.version(),
                         machine=report.machine(), seconds=time.monotonic() - began,
                         versions={n: list(installed.versions) for n, (_, installed) in bench.systems.items()},
+                        notes=list(bench.notes.values()),
                     )
                 )  # fmt: skip
                 report.write(options.out, report.merged(options.out, outcomes))
@@ -69,7 +73,14 @@ def _options(names: list[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         metavar="A,B",
-        help=f"peers to measure beside ours (default: {','.join(PEERS)}; '' for none)",
+        help=f"peers to measure beside ours (default: {','.join(EVERY_PEER)}; '' for none)",
+    )
+    parser.add_argument(
+        "--parts",
+        type=lambda text: tuple(filter(None, text.split(","))),
+        default=(),
+        metavar="A,B",
+        help="parts of workloads that have some, such as the brokers of `relay` (default: all)",
     )
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="folder of the results (default: docs/benchmarks)"

@@ -7,7 +7,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ class Workload:
     mode: Mode | None = None
     #: The most that `--n` may ask for: a run is to end in minutes.
     most: int = 5_000_000
+    #: The most rounds: a long run, or counters that do not vary, need no more.
+    rounds: int = 100
+    #: Measured one after the other in every round, each on a database of its own: name -> the most of it.
+    parts: Mapping[str, int] = field(default_factory=dict)
+    #: The title of one table and plot for all quantities of which ours alone has figures; else one for each quantity.
+    chart: str = ""
+    #: What `n` counts.
+    things: str = "jobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,10 @@ class Case:
     installed: Installed
     database: str
     folder: Path
+    #: Which of the workload's parts is measured.
+    part: str = ""
+    #: What is to be said of the surroundings (a broker's version): by its name.
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def dsn(self) -> str:
@@ -120,11 +133,15 @@ class Case:
 class Bench:
     """A run of the benchmarks: the server, the installed systems, and what could not take part."""
 
-    def __init__(self, server: Server, systems: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, server: Server, systems: Sequence[str], say: Callable[[str], None], parts: Sequence[str] = ()
+    ) -> None:
         self.server = server
+        self._only = parts
         self.say = say
         self.systems: dict[str, tuple[System, Installed]] = {}
         self.missing: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         self._templates: dict[str, str] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
         for name in systems:
@@ -141,44 +158,65 @@ class Bench:
 
     def run(self, workload: Workload, *, n: int | None, runs: int) -> tuple[list[Figure], list[Absent]]:
         """Measure `runs` times, the systems in turn, each time beginning with another one."""
+        runs = min(runs, workload.rounds)
+        self.notes.clear()
         names = [
             name
             for name, (system, _) in self.systems.items()
             if (workload.mode in system.modes if workload.mode else name == "ours")
         ]
-        absent = {name: reason for name, reason in self.missing.items() if workload.mode}
-        values: dict[tuple[str, str], list[float]] = {}
-        jobs: dict[str, int] = {}
+        absent = {
+            (name, ""): reason
+            for name, reason in self.missing.items()
+            if workload.mode in system_named(name).modes
+        }
+        found: dict[tuple[str, str], Figure] = {}
         for turn in range(runs):
-            for name in names[turn % len(names) :] + names[: turn % len(names)] if names else ():
-                if name in absent:
+            turned = names[turn % len(names) :] + names[: turn % len(names)] if names else []
+            for part, name in product(self._parts(workload), turned):
+                if (name, part) in absent:
                     continue
-                jobs[name] = min(n or workload.n, workload.most, self.systems[name][0].most)
+                most = min(workload.parts.get(part, workload.most), self.systems[name][0].most)
+                jobs = min(n or workload.n, most)
+                where = " ".join(filter(None, (workload.name, part, name)))
                 try:
-                    with self.case(name) as case:
-                        measured = workload.measure(case, jobs[name])
+                    with self.case(name, part) as case:
+                        measured = workload.measure(case, jobs)
                 except (work.RunFailed, psycopg.Error) as error:
-                    absent[name] = f"failed: {str(error).strip()[:300]}"
-                    self.say(f"{workload.name} {name}: {absent[name]}")
+                    absent[name, part] = f"failed: {str(error).strip()[:300]}"
+                    self.say(f"{where}: {absent[name, part]}")
                     continue
                 for quantity in workload.quantities:
                     if quantity.what in measured:
-                        values.setdefault((quantity.what, name), []).append(measured[quantity.what])
+                        measure = found.setdefault(
+                            (quantity.what, name),
+                            Figure(
+                                what=quantity.what, system=name, unit=quantity.unit, values=[], jobs=jobs,
+                                more_is_better=quantity.more_is_better, part=part,
+                            ),
+                        )  # fmt: skip
+                        measure.values.append(measured[quantity.what])
                 told = ", ".join(f"{what} {value:,.4g}" for what, value in measured.items())
-                self.say(f"{workload.name} {turn + 1}/{runs} {name}: {told}")
+                self.say(f"{where} {turn + 1}/{runs}: {told}")
         figures = [
-            Figure(
-                what=quantity.what, system=name, unit=quantity.unit, values=values[quantity.what, name],
-                more_is_better=quantity.more_is_better, jobs=jobs[name],
-            )
+            figure
             for quantity in workload.quantities
             for name in names
-            if (quantity.what, name) in values and name not in absent
-        ]  # fmt: skip
-        return figures, [Absent(what=workload.name, system=s, reason=r) for s, r in absent.items()]
+            if (figure := found.get((quantity.what, name))) and (name, figure.part) not in absent
+        ]
+        return figures, [
+            Absent(what=workload.name, system=name, part=part, reason=reason)
+            for (name, part), reason in absent.items()
+        ]
+
+    def _parts(self, workload: Workload) -> Sequence[str]:
+        """Return the parts of a workload that are to be measured; one without a name where it has none."""
+        if not workload.parts:
+            return [""]
+        return [part for part in workload.parts if not self._only or part in self._only]
 
     @contextmanager
-    def case(self, name: str) -> Iterator[Case]:
+    def case(self, name: str, part: str = "") -> Iterator[Case]:
         """Give a fresh database with the schema of a system."""
         system, installed = self.systems[name]
         if name not in self._templates:
@@ -194,6 +232,8 @@ class Bench:
                 installed=installed,
                 database=database,
                 folder=self._folder,
+                part=part,
+                notes=self.notes,
             )
         finally:
             self.server.drop(database)

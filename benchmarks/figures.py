@@ -11,7 +11,7 @@ import msgspec
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One measured quantity of one system: a value per run, in the order of the runs.
 
-    `jobs`: how many jobs a run had. `more_is_better` says which way the quantity is good.
+    `jobs`: how many jobs a run had. `more_is_better` says which way the quantity is good. `part`: of the workload.
     """
 
     what: str
@@ -20,6 +20,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     values: list[float]
     more_is_better: bool = True
     jobs: int = 0
+    part: str = ""
 
     @property
     def median(self) -> float:
@@ -43,6 +44,7 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     system: str
     reason: str
+    part: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     #: System -> its versions.
     versions: dict[str, list[str]]
     seconds: float
+    #: What is to be said of the surroundings.
+    notes: list[str] = []
 
 
 def ratios(left: Figure, right: Figure) -> list[float]:

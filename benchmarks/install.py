@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -108,9 +109,13 @@ def _interpreter(at_least: tuple[int, int]) -> str:
         return sys.executable
     names = [f"python3.{minor}" for minor in range(19, at_least[1] - 1, -1)]
     found = [path for name in names if (path := shutil.which(name))]
+    # A shim of pyenv runs only versions that are switched on; what is installed stands beside it.
+    roots = {Path(path).parents[1] for path in found if Path(path).parent.name == "shims"}
+    roots |= {Path(os.environ.get("PYENV_ROOT", "")), Path.home() / ".pyenv"} - {Path()}
     found += [
-        str(p) for n in names for p in sorted(Path.home().glob(f".pyenv/versions/{n[6:]}.*/bin/python"))[-1:]
-    ]
+        str(p) for n in names for root in sorted(roots)
+        for p in sorted(root.glob(f"versions/{n[6:]}.*/bin/python"))[-1:]
+    ]  # fmt: skip
     for path in found:
         ran = subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True, check=False)
         if ran.returncode == 0:

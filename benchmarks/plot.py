@@ -7,12 +7,12 @@ from html import escape
 
 from benchmarks.figures import Figure
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 760, 150, 150, 26, 52
+WIDTH, LEFT, RIGHT, ROW, TOP = 760, 190, 150, 26, 52
 OURS, OTHERS, LINE, INK = "#0b6e4f", "#9db4c0", "#253237", "#1b1b1b"
 
 
 def bars(title: str, figures: Sequence[Figure], titles: Mapping[str, str]) -> str:
-    """Return a chart of one quantity, the best system first."""
+    """Return a chart, the best first; `titles` has the names of the systems, or those of the quantities."""
     ordered = sorted(figures, key=lambda f: f.median, reverse=figures[0].more_is_better)
     most = max(f.high for f in ordered) or 1.0
     scale = (WIDTH - LEFT - RIGHT) / most
@@ -30,7 +30,10 @@ def bars(title: str, figures: Sequence[Figure], titles: Mapping[str, str]) -> st
     for place, figure in enumerate(ordered):
         y = TOP + place * ROW
         colour = OURS if figure.system == "ours" else OTHERS
-        middle, name = y + ROW / 2 - 3, escape(titles.get(figure.system, figure.system))
+        middle, name = (
+            y + ROW / 2 - 3,
+            escape(titles.get(figure.what) or titles.get(figure.system, figure.system)),
+        )
         length, low, end = (max(1.0, value * scale) for value in (figure.median, figure.low, figure.high))
         parts += [
             f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{name}</text>',

@@ -9,7 +9,8 @@ starts it with a verb and speaks to it by its environment and pipes:
     work              run jobs until standard input closes; prints `mark COUNT TIME` at the first job and every
                       BENCH_STEP jobs; at the end writes the numbers of the jobs it ran to BENCH_OUT
 
-Every payload is {"n": number, "text": 120 characters}, about 150 bytes of JSON.
+Every payload is {"n": number, "text": 120 characters}, about 150 bytes of JSON. All times are those of the one
+monotonic clock that the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ def batches(count: int) -> Iterator[list[dict[str, Any]]]:
         yield [payload(n) for n in range(start, min(start + chunk, first + count))]
 
 
+#: Held while a program notes what has already run: it is not to end within.
+noting = threading.Lock()
+
+
 def recorder() -> Callable[[int], None]:
     """Return the function that handlers call with the number of their job, from any thread.
 
@@ -64,7 +69,7 @@ def recorder() -> Callable[[int], None]:
     count = itertools.count(1)
 
     def mark(done: int) -> None:
-        os.write(1, f"mark {done} {time.time():.6f}\n".encode())
+        os.write(1, f"mark {done} {time.monotonic():.6f}\n".encode())
 
     def note(number: int) -> None:
         done = next(count)
@@ -73,18 +78,19 @@ def recorder() -> Callable[[int], None]:
         numbers.append(number)
 
     def note_timed(number: int) -> None:
-        times.append((number, time.time()))
+        times.append((number, time.monotonic()))
         note(number)
 
     def write_at_the_end() -> None:
         while sys.stdin.buffer.read(4096):
             pass
         out = setting("OUT")
-        if out:
-            Path(out).write_bytes(numbers.tobytes())
-            if timed:
-                Path(f"{out}.times").write_text(json.dumps(times))
-        os._exit(0)
+        with noting:
+            if out:
+                Path(out).write_bytes(numbers.tobytes())
+                if timed:
+                    Path(f"{out}.times").write_text(json.dumps(times))
+            os._exit(0)
 
     threading.Thread(target=write_at_the_end, daemon=True).start()
     return note_timed if timed else note
@@ -169,9 +175,9 @@ async def _produce(program: Program, count: int, gap: float) -> None:
     due = time.monotonic()
     for number in range(first, first + count):
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        called = time.time()
+        called = time.monotonic()
         await _plainly(program.one, handle, payload(number))
-        sent.append((number, called, time.time()))
+        sent.append((number, called, time.monotonic()))
         due += gap
     Path(setting("OUT")).write_text(json.dumps(sent))  # noqa: ASYNC240 - nothing runs beside it
     os._exit(0)

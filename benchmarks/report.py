@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ from benchmarks.figures import Figure, Outcome, find
 from benchmarks.goals import GOALS, judge
 from benchmarks.plot import bars, number
 from benchmarks.server import SETTINGS
-from benchmarks.system import OURS, PEERS, System, system_named
+from benchmarks.system import OURS, PEERS, RELAY_PEERS, System, system_named
 from benchmarks.workloads import all_workloads
 
 RESULTS = "results.json"
@@ -29,12 +31,19 @@ One embedded PostgreSQL serves all systems, one after the other in every round a
 measurement has a fresh database, brought to rest (VACUUM ANALYZE, CHECKPOINT) before the clock starts. A run counts
 only if every job ran and the database agrees that none is left. All systems use the same Unix socket, the same payload
 (about 150 bytes of JSON) and a handler that does nothing but note its job's number. Figures are medians of the runs.
-On a shared machine differences below 20 % say little.
+On a shared machine differences below 20 % say little. Sections may have been measured on different machines, named
+below each, of which one may be four times as fast as the other: compare within a section.
+
+The workloads `relay` to `relay_peers` measure the relay: the command that users run, with its defaults, and brokers
+as plain processes, each started with an empty folder for one measurement (`--parts kafka,nats` picks some). A run
+counts only if every event was read back from the broker, as it was written and in the order of its aggregate, and the
+outbox agrees. `python -m benchmarks relay relay2 relay_latency relay_snapshot relay_peers` makes them in ten minutes.
 """
 
 
+@functools.cache
 def machine() -> str:
-    """Describe the machine in a line."""
+    """Describe the machine in a line, and how fast it is: of two with one name one may be four times the other."""
     processor = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -45,7 +54,27 @@ def machine() -> str:
         ]
         processor = names[0] if names else processor
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} x {processor}, {memory:.0f} GiB, {platform.system()} {platform.release()}"
+    squares = _best(lambda: sum(n * n for n in range(1_000_000)))
+    fill = _best(lambda: bytearray(256 << 20))
+    return (
+        f"{os.cpu_count()} x {processor}, {memory:.0f} GiB, {platform.system()} {platform.release()}, "
+        f"{squares:.0f} ms for a million squares in Python, {fill:.0f} ms to fill 256 MiB"
+    )
+
+
+def _name(machine: str) -> str:
+    """Return what a machine is, without how fast it was."""
+    return ", ".join(machine.split(", ")[:3])
+
+
+def _best(work: Callable[[], object]) -> float:
+    """Return the shortest of five times, in ms."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times) * 1000
 
 
 def merged(folder: Path, fresh: Sequence[Outcome]) -> list[Outcome]:
@@ -65,6 +94,9 @@ def write(folder: Path, outcomes: Sequence[Outcome]) -> None:
         plot.unlink()
     for _, quantity, figures in _compared(outcomes):
         (folder / f"{quantity.what}.svg").write_text(bars(quantity.title, figures, titles))
+    for workload, figures in _charted(outcomes):
+        names = {quantity.what: quantity.title for quantity in workload.quantities}
+        (folder / f"{workload.name}.svg").write_text(bars(workload.chart, figures, names))
     (folder / "README.md").write_text(report(outcomes))
 
 
@@ -82,7 +114,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def _systems() -> dict[str, System]:
-    return {name: system_named(name) for name in (*OURS, *PEERS)}
+    return {name: system_named(name) for name in (*OURS, *PEERS, *RELAY_PEERS)}
 
 
 def _compared(outcomes: Sequence[Outcome]) -> list[tuple[Workload, Quantity, list[Figure]]]:
@@ -97,10 +129,17 @@ def _compared(outcomes: Sequence[Outcome]) -> list[tuple[Workload, Quantity, lis
     return found
 
 
+def _charted(outcomes: Sequence[Outcome]) -> list[tuple[Workload, list[Figure]]]:
+    """Return the workloads whose quantities stand in one plot."""
+    workloads = all_workloads()
+    return [(workloads[o.what], o.figures) for o in outcomes if workloads[o.what].chart and o.figures]
+
+
 def _goals(outcomes: Sequence[Outcome]) -> list[str]:
     figures = [figure for outcome in outcomes for figure in outcome.figures]
     lines = ["| goal | is to be | measured | met |", "|---|---|---|---|"]
-    verdicts = {verdict.goal: verdict for verdict in judge(figures)}
+    machines = {figure.what: _name(outcome.machine) for outcome in outcomes for figure in outcome.figures}
+    verdicts = {verdict.goal: verdict for verdict in judge(figures, machines)}
     for goal in GOALS:
         if (v := verdicts.get(goal)) is None:
             lines.append(f"| {goal.text} | {goal.bound} | not run | |")
@@ -113,37 +152,63 @@ def _goals(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _figures(outcomes: Sequence[Outcome], *, plots: bool) -> list[str]:
     workloads, systems = all_workloads(), _systems()
-    lines = []
+    lines: list[str] = []
     for outcome in outcomes:
         workload = workloads[outcome.what]
         lines += [f"### {workload.name}", "", workload.text, ""]
-        for quantity in workload.quantities:
-            figures = [figure for figure in outcome.figures if figure.what == quantity.what]
-            if not figures:
-                continue
-            figures.sort(key=lambda f: f.median, reverse=quantity.more_is_better)
-            own = find(figures, quantity.what, "ours")
-            lines += [
-                f"| {quantity.title} | {quantity.unit} | lowest to highest | runs | jobs | ours by it |"
-            ]
-            lines += ["|---|---:|---:|---:|---:|---:|"]
-            for f in figures:
-                by = f"{own.median / f.median:.2f}" if own is not None and f is not own and f.median else ""
-                name = f"**{systems[f.system].title}**" if f is own else systems[f.system].title
-                lines.append(
-                    f"| {name} | {number(f.median)} | {number(f.low)} to {number(f.high)} | "
-                    f"{len(f.values)} | {f.jobs:,} | {by} |"
-                )
-            lines.append("")
-            if plots and len(figures) > 1:
-                lines += [f"![{quantity.title}]({quantity.what}.svg)", ""]
+        if workload.chart and outcome.figures:
+            lines += _chart(workload, outcome.figures, plots=plots)
+        else:
+            for quantity in workload.quantities:
+                figures = [figure for figure in outcome.figures if figure.what == quantity.what]
+                if figures:
+                    lines += _table(workload, quantity, figures, plots=plots)
         for absent in outcome.absent:
-            lines.append(f"- {systems[absent.system].title} is left out: {' '.join(absent.reason.split())}")
+            who = absent.part or systems[absent.system].title
+            lines.append(f"- {who} is left out: {' '.join(absent.reason.split())}")
+        lines += [f"- {note}" for note in outcome.notes]
+        if outcome.notes:
+            lines.append("")
         lines += [
             f"`{outcome.command}`, {outcome.seconds:.0f} s, PostgreSQL {outcome.server}, {outcome.machine}",
             "",
         ]
     return lines
+
+
+def _table(workload: Workload, quantity: Quantity, figures: list[Figure], *, plots: bool) -> list[str]:
+    """Return the table of a quantity: a row for each system, the best first."""
+    systems = _systems()
+    figures.sort(key=lambda f: f.median, reverse=quantity.more_is_better)
+    own = find(figures, quantity.what, "ours")
+    lines = [
+        f"| {quantity.title} | {quantity.unit} | lowest to highest | runs | {workload.things} | ours by it |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for f in figures:
+        by = f"{own.median / f.median:.2f}" if own is not None and f is not own and f.median else ""
+        name = f"**{systems[f.system].title}**" if f is own else systems[f.system].title
+        lines.append(f"| {name} | {_spread(f)} | {by} |")
+    lines.append("")
+    if plots and len(figures) > 1:
+        lines += [f"![{quantity.title}]({quantity.what}.svg)", ""]
+    return lines
+
+
+def _chart(workload: Workload, figures: Sequence[Figure], *, plots: bool) -> list[str]:
+    """Return the one table of a workload: a row for each quantity, in their order."""
+    names = {quantity.what: quantity.title for quantity in workload.quantities}
+    lines = [
+        f"| {workload.chart} | {figures[0].unit} | lowest to highest | runs | {workload.things} |",
+        "|---|---:|---:|---:|---:|",
+        *(f"| {names[f.what]} | {_spread(f)} |" for f in figures),
+        "",
+    ]
+    return [*lines, f"![{workload.chart}]({workload.name}.svg)", ""] if plots else lines
+
+
+def _spread(f: Figure) -> str:
+    return f"{number(f.median)} | {number(f.low)} to {number(f.high)} | {len(f.values)} | {f.jobs:,}"
 
 
 def _better(outcomes: Sequence[Outcome]) -> list[str]:
@@ -158,7 +223,7 @@ def _better(outcomes: Sequence[Outcome]) -> list[str]:
             continue
         ahead = [
             f for f in figures
-            if f.system in PEERS and (f.median > own.median if quantity.more_is_better else f.median < own.median)
+            if f.system not in OURS and (f.median > own.median if quantity.more_is_better else f.median < own.median)
         ]  # fmt: skip
         lines += [
             f"- {quantity.title}: {systems[f.system].title} has {number(f.median)} {f.unit}, ours {number(own.median)}."
@@ -180,7 +245,7 @@ def _settings(outcomes: Sequence[Outcome]) -> list[str]:
     for name, system in _systems().items():
         lines += [f"**{system.title}** ({system.language}; {', '.join(versions.get(name, ['not run']))})", ""]
         lines += [f"- {what}: {how}" for what, how in system.settings.items()]
-        if name in PEERS and system.most < 1_000_000:
+        if name not in OURS and system.most < 1_000_000:
             lines.append(f"- at most {system.most:,} jobs a run, for the sake of time")
         lines.append("")
     return lines

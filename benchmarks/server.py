@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -93,6 +94,18 @@ def ask(dsn: str, question: str, *parameters: Any) -> Any:
     with psycopg.connect(dsn, autocommit=True) as connection:
         row = connection.execute(question, parameters or None).fetchone()
     return row[0] if row else None
+
+
+def until(dsn: str, question: str, patience: float = 10.0) -> bool:
+    """Ask until the answer is true; False if it is not within `patience` seconds."""
+    end = time.monotonic() + patience
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while time.monotonic() < end:
+            row = connection.execute(question).fetchone()
+            if row is not None and row[0]:
+                return True
+            time.sleep(0.01)
+    return False
 
 
 def pgbench(dsn: str, script: str, *, clients: int, seconds: int) -> float:

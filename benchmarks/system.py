@@ -9,8 +9,9 @@ from typing import Literal
 
 SYSTEMS = Path(__file__).parent / "systems"
 
-#: The workloads a system may take part in beside ours alone.
-Mode = Literal["drain", "async", "io", "latency", "bulk", "snapshot"]
+#: The workloads a system may take part in beside ours alone. `large`: drains that would keep a slow system for minutes;
+#: `async`: those whose handlers may also be threads, and the fast ones.
+Mode = Literal["drain", "large", "async", "io", "latency", "bulk", "snapshot", "relay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +73,7 @@ def system_named(name: str) -> System:
 
 OURS = ("ours", "limit")
 PEERS = (
-    "pgmq", "graphile", "pgboss", "river", "pgqueuer", "awa", "oban", "chancy", "procrastinate",
+    "pgmq", "graphile", "pgboss", "river", "pgqueuer", "awa", "oban", "chancy", "procrastinate", "dbos",
 )  # fmt: skip
+#: The outbox libraries.
+RELAY_PEERS = ("faststream", "pactix", "pgrelay")

@@ -63,7 +63,7 @@ class Worker:
     def __init__(self, installed: Installed, environ: Mapping[str, str], news: threading.Condition) -> None:
         self.out = Path(environ["BENCH_OUT"])
         self.marks: list[tuple[int, float]] = []
-        self.started_at = time.time()
+        self.started_at = time.monotonic()
         self._news = news
         self._log = self.out.with_suffix(".log")
         with self._log.open("wb") as log:
@@ -204,7 +204,7 @@ def drained_at(dsn: str, left: str, patience: float) -> float:
     until = time.monotonic() + patience
     with psycopg.connect(dsn, autocommit=True) as connection:
         while True:
-            asked = time.time()
+            asked = time.monotonic()
             row = connection.execute(left).fetchone()
             if row is not None and not row[0]:
                 return asked

@@ -24,7 +24,7 @@ SYSTEM = System(
     },
     left="SELECT EXISTS (SELECT FROM awa.jobs WHERE state IN ('available', 'running', 'scheduled', 'retryable'))",
     count_left="SELECT count(*) FROM awa.jobs WHERE state <> 'completed'",
-    modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
+    modes=frozenset({"drain", "io", "latency", "bulk"}),
     versions=("awa-pg", "uvloop"),
     most=30_000,
 )

@@ -23,7 +23,7 @@ SYSTEM = System(
     },
     left="SELECT EXISTS (SELECT FROM chancy_jobs WHERE state NOT IN ('succeeded', 'failed', 'expired'))",
     count_left="SELECT count(*) FROM chancy_jobs WHERE state <> 'succeeded'",
-    modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
+    modes=frozenset({"drain", "io", "latency", "bulk"}),
     versions=("chancy", "psycopg", "uvloop"),
     most=5_000,
 )

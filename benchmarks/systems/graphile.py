@@ -18,7 +18,7 @@ SYSTEM = System(
     left="SELECT EXISTS (SELECT FROM graphile_worker._private_jobs)",
     count_left="SELECT count(*) FROM graphile_worker._private_jobs",
     most=300_000,
-    modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
+    modes=frozenset({"drain", "large", "async", "io", "latency", "bulk", "snapshot"}),
     versions=("graphile-worker", "pg"),
     environ={"NODE_ENV": "production", "NO_LOG_SUCCESS": "1"},
 )

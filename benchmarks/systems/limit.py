@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from benchmarks.program import QUEUE, main, setting
+from benchmarks.program import QUEUE, main, noting, setting
 from benchmarks.systems import ours
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SYSTEM = replace(
     settings={
         "loop": "claim of 500 and ack of the last 500 in one transaction and one round trip, as the worker does it"
     },
-    modes=frozenset({"drain"}),
+    modes=frozenset({"drain", "large"}),
 )
 
 BATCH = 500
@@ -39,7 +39,7 @@ class Limit(ours.Ours):
     """The same table and the same statements, nothing else."""
 
     def work(self, note: Callable[[int], None]) -> None:
-        from pgqueue.claim import Scope, claim
+        from pgqueue.claim import Scope, claim, claim_backlog
         from pgqueue.finish import ack
         from pgqueue.pipeline import Pipeline
         from pgqueue.worker import connect
@@ -53,7 +53,10 @@ class Limit(ours.Ours):
             with Pipeline(connection) as p:
                 p.begin()
                 acked = p.send(ack(done)) if done else None
-                claimed = p.send(claim(scope, floors, BATCH, next(leases) + 1, VISIBILITY, {QUEUE: 0}))
+                if len(done) == BATCH:  # a backlog
+                    claimed = p.send(claim_backlog(scope, floors, BATCH, next(leases) + 1, VISIBILITY))
+                else:
+                    claimed = p.send(claim(scope, floors, BATCH, next(leases) + 1, VISIBILITY, {QUEUE: 0}))
                 p.commit()
             if acked is not None and acked.result() is not None:
                 raise SystemExit("the ack found jobs that were not ours")
@@ -64,9 +67,10 @@ class Limit(ours.Ours):
                 note(json.loads(done[0].payload)["n"])
             texts.extend(job.payload for job in done)
             if not done:
-                for text in texts[1:]:
-                    note(json.loads(text)["n"])
-                texts.clear()
+                with noting:
+                    for text in texts[1:]:
+                        note(json.loads(text)["n"])
+                    texts.clear()
                 time.sleep(0.005)
 
 

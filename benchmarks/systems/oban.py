@@ -22,7 +22,7 @@ SYSTEM = System(
     },
     left="SELECT EXISTS (SELECT FROM oban_jobs WHERE state IN ('available', 'executing', 'scheduled', 'retryable'))",
     count_left="SELECT count(*) FROM oban_jobs WHERE state <> 'completed'",
-    modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
+    modes=frozenset({"drain", "io", "latency", "bulk"}),
     versions=("oban", "psycopg", "uvloop"),
     most=20_000,
 )

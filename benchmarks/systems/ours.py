@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.program import QUEUE, Program, main, setting
+from benchmarks.program import QUEUE, Program, main, payload, setting
 from benchmarks.system import Python, System
 
 SYSTEM = System(
@@ -23,11 +23,12 @@ SYSTEM = System(
         "I/O": "concurrency 500, `async def` handler",
         "payload": "msgspec Struct, decoded and checked for every job",
         "bulk": "enqueue_many, 1,000 jobs a call and a transaction",
+        "relay": "outbox-relay and sinks with their defaults; published events are kept",
         "driver": "psycopg with its C part; standard event loop",
     },
     left="SELECT EXISTS (SELECT FROM pgqueue.job)",
     count_left="SELECT count(*) FROM pgqueue.job",
-    modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
+    modes=frozenset({"drain", "large", "async", "io", "latency", "bulk", "snapshot", "relay"}),
     versions=("pgqueue-relay", "psycopg", "msgspec"),
     most=5_000_000,
 )
@@ -98,11 +99,11 @@ def hold(clients: int, each: int, hold_s: float) -> None:
 
             for turn in range(each):
                 number = first + client * each + turn
-                called = time.time()
+                called = time.monotonic()
                 jobs.bench.enqueue(handle, jobs.Payload(n=number, text="x" * 120))
                 time.sleep(hold_s)
                 handle.commit()
-                sent.append((number, called, time.time()))
+                sent.append((number, called, time.monotonic()))
 
     threads = [threading.Thread(target=produce, args=(client,)) for client in range(clients)]
     for thread in threads:
@@ -113,7 +114,23 @@ def hold(clients: int, each: int, hold_s: float) -> None:
     os._exit(0)
 
 
+def flow(count: int, rate: float) -> None:
+    """Enqueue `count` jobs, `rate` a second, 40 ms' worth a transaction."""
+    program = Ours()
+    chunk = max(1, round(rate * 0.04))
+    with program.open() as handle:
+        due = time.monotonic()
+        for start in range(0, count, chunk):
+            time.sleep(max(0.0, due - time.monotonic()))
+            program.many(handle, [payload(n) for n in range(start, min(count, start + chunk))])
+            due += chunk / rate
+    Path(setting("OUT")).write_text("[]")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "hold":
         hold(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    if sys.argv[1] == "flow":
+        flow(int(sys.argv[2]), float(sys.argv[3]))
+        raise SystemExit
     main(Ours())

@@ -19,6 +19,6 @@ SYSTEM = System(
     left="SELECT EXISTS (SELECT FROM pgboss.job WHERE state < 'completed')",
     count_left="SELECT count(*) FROM pgboss.job WHERE state <> 'completed'",
     most=300_000,
-    modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
+    modes=frozenset({"drain", "large", "async", "io", "latency", "bulk", "snapshot"}),
     versions=("pg-boss", "pg"),
 )

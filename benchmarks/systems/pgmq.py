@@ -29,7 +29,7 @@ SYSTEM = System(
     },
     left=f"SELECT EXISTS (SELECT FROM pgmq.q_{QUEUE})",  # noqa: S608 - a constant
     count_left=f"SELECT count(*) FROM pgmq.q_{QUEUE}",  # noqa: S608 - a constant
-    modes=frozenset({"drain", "bulk"}),
+    modes=frozenset({"drain", "large", "bulk"}),
     versions=("pgmq", "asyncpg"),
 )
 

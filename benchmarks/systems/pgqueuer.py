@@ -26,7 +26,7 @@ SYSTEM = System(
     },
     left="SELECT EXISTS (SELECT FROM pgqueuer)",
     count_left="SELECT count(*) FROM pgqueuer",
-    modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
+    modes=frozenset({"drain", "large", "async", "io", "latency", "bulk", "snapshot"}),
     versions=("pgqueuer", "asyncpg", "uvloop"),
     most=300_000,
 )

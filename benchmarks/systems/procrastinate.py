@@ -22,7 +22,7 @@ SYSTEM = System(
     },
     left="SELECT EXISTS (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))",
     count_left="SELECT count(*) FROM procrastinate_jobs WHERE status <> 'succeeded'",
-    modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
+    modes=frozenset({"drain", "io", "latency", "bulk"}),
     versions=("procrastinate", "psycopg", "uvloop"),
     most=3_000,
 )

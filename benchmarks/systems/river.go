@@ -21,6 +21,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+	"golang.org/x/sys/unix"
 )
 
 const queue = "bench"
@@ -47,7 +48,12 @@ func must(err error) {
 	}
 }
 
-func now() float64 { return float64(time.Now().UnixNano()) / 1e9 }
+// now reads the monotonic clock that all processes of the machine share.
+func now() float64 {
+	var at unix.Timespec
+	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &at))
+	return float64(at.Nano()) / 1e9
+}
 
 type Bench struct {
 	N    int    `json:"n"`

@@ -24,5 +24,5 @@ SYSTEM = System(
     left="SELECT EXISTS (SELECT FROM river_job WHERE state <> 'completed')",
     count_left="SELECT count(*) FROM river_job WHERE state <> 'completed'",
     most=300_000,
-    modes=frozenset({"drain", "async", "io", "latency", "bulk", "snapshot"}),
+    modes=frozenset({"drain", "async", "io", "latency", "bulk"}),
 )  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Final
 from benchmarks.bench import Workload
 
 NAMES: Final = (
-    "drain", "drain2", "async_", "io", "latency", "busy", "bulk", "commit", "snapshot", "backlog", "wal", "memory",
-    "keyed", "heartbeat",
+    "drain", "drain300k", "drain2", "async_", "io", "latency", "busy", "bulk", "commit", "snapshot", "backlog", "wal",
+    "bloat", "memory", "keyed", "heartbeat", "relay", "relay2", "relay_latency", "relay_snapshot", "relay_peers",
 )  # fmt: skip
 
 

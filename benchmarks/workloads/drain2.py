@@ -16,9 +16,9 @@ def measure(case: Case, n: int) -> Mapping[str, float]:
 
 WORKLOAD = Workload(
     name="drain2",
-    text="The same backlog, two worker processes.",
+    text="The backlog of `drain`, two worker processes, for the fast systems.",
     quantities=[Quantity(what="drain2", unit="jobs/s", title="drain, two worker processes")],
     n=100_000,
     measure=measure,
-    mode="drain",
+    mode="large",
 )

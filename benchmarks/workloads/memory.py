@@ -17,7 +17,7 @@ def measure(case: Case, n: int) -> Mapping[str, float]:
         worker = workers.all[0]
         return {
             "memory": worker.resident_bytes() / 1e6,
-            "memory.first": worker.marks[0][1] - worker.started_at,
+            "memory.first": workers.first_at - worker.started_at,
         }
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.bench import Case, Quantity, Workload, cost
-from benchmarks.server import ask
+from benchmarks.server import ask, until
+from benchmarks.work import RunFailed
 
 POSITION = "SELECT pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 UPDATES = """
 SELECT ARRAY[s.n_tup_upd, s.n_tup_hot_upd] FROM pg_catalog.pg_stat_user_tables s
 WHERE s.schemaname = 'pgqueue' AND s.relname = 'job'
 """
+#: A session tells its counts when it ends.
+COUNTED = f"SELECT s.u[1] >= {{n}} FROM ({UPDATES}) s(u)"  # noqa: S608 - constants
 
 
 def measure(case: Case, n: int) -> Mapping[str, float]:
@@ -21,6 +24,7 @@ def measure(case: Case, n: int) -> Mapping[str, float]:
         connection.execute("ALTER TABLE pgqueue.tally SET (autovacuum_enabled = off)")
     case.server.set("full_page_writes", "off")
     try:
+        until(case.dsn, "SELECT current_setting('full_page_writes') = 'off'")
         start = ask(case.dsn, POSITION)
         case.fill(n, rest=False)
         filled = ask(case.dsn, POSITION)
@@ -29,6 +33,8 @@ def measure(case: Case, n: int) -> Mapping[str, float]:
         drained = ask(case.dsn, POSITION)
     finally:
         case.server.reset("full_page_writes")
+    if not until(case.dsn, COUNTED.format(n=n)):
+        raise RunFailed("the server counted fewer updates than jobs")
     updates, hot = ask(case.dsn, UPDATES)
     return {
         "wal": float(drained - start) / n,
