@@ -18,7 +18,8 @@ from pgqueue.errors import (
     Snooze,
     UnknownJob,
 )
-from pgqueue.job import Job, JobRef
+from pgqueue.job import Job
+from pgqueue.ref import JobRef
 
 __all__ = [
     "App",

@@ -28,20 +28,19 @@ from pgqueue.declare import OnDead, Policy
 from pgqueue.enqueue import (
     Options,
     OptionValues,
-    as_seconds,
     check_name,
     declared,
 )
 from pgqueue.errors import BadOption, ConfigError, UnknownJob
 from pgqueue.handler import check_handler, parameters
 from pgqueue.history import Status, status
-from pgqueue.job import Job, JobRef
+from pgqueue.job import Job
 from pgqueue.payload import Codec
 from pgqueue.policy import DEFAULT_BACKOFF, DEFAULT_MAX_ATTEMPTS, policy_of
 from pgqueue.prepared import Prepared
+from pgqueue.ref import JobRef
 from pgqueue.schedule import Missed, Schedule
 from pgqueue.step import Step
-from pgqueue.wait import wait, wait_async
 
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -173,6 +172,8 @@ class App:
         transactional: bool = False,
         limit: int | None = None,
         rate: str | None = None,
+        key_limit: int | None = None,
+        key_rate: str | None = None,
         sheddable: bool = False,
         on_dead: OnDead | None = None,
         keep: str | Duration | None = None,
@@ -188,6 +189,8 @@ class App:
         `limit`: how many jobs of this type run at once over all workers; such jobs take no ordering key.
         `rate` ("100/min", "5/s", "1000/h"): how many begin in that time over all workers, in bursts of at most
         `limit` (1 where only a rate is given).
+        `key_limit` and `key_rate` are the same for the jobs of each key: `key` is no ordering key then, and the jobs
+        of one key run beside each other, so many at once, in no promised order.
         `sheddable=True`: while its queue is over its limits, its jobs are dropped and counted, not refused.
         `on_dead`: what becomes of an ordering key when its oldest job dies: "continue" (default) with the next one,
         or "block" the key until somebody replays or discards the dead letter.
@@ -195,9 +198,13 @@ class App:
         knows them. `result=True` keeps what the handler returned too (256 KiB of JSON at most), for a day unless
         `keep` says otherwise.
         """
+        if callable(name):
+            raise ConfigError(
+                f'@app.job stands without the name of the job; write @app.job("{getattr(name, "__name__", "name")}")'
+            )
         policy = policy_of(
             name, queue, priority, max_attempts, backoff, timeout, limit=limit, rate=rate, sheddable=sheddable,
-            on_dead=on_dead,
+            key_limit=key_limit, key_rate=key_rate, on_dead=on_dead,
             keep=keep, result=result,
         )  # fmt: skip
 
@@ -218,6 +225,10 @@ class App:
         The relay's `queue:` sink turns an event into one job per subscriber. Takes the keywords of `job`; the
         job's name is `<event type>/<function name>` unless `name` gives one.
         """
+        if callable(event_type):
+            raise ConfigError(
+                '@app.on_event stands without the type of the event; write @app.on_event("order.placed")'
+            )
         check_name("event_type", event_type)
 
         def register(handler: Callable[..., Any]) -> JobType[Any]:
@@ -334,14 +345,3 @@ class App:
     async def astatus(self, handle: Any, job: JobRef | int) -> Status | None:
         """Return where a job is, on an asynchronous handle."""
         return await execute_async(handle, status(job.id if isinstance(job, JobRef) else job))
-
-    def wait(self, handle: Any, job: JobRef | int, timeout: Duration) -> Status | None:
-        """Wait until a committed job has ended, and return its status; raises StillRunning after `timeout` seconds.
-
-        `handle` is in autocommit mode, so that no transaction stays open. None: it ended without a trace.
-        """
-        return wait(handle, job.id if isinstance(job, JobRef) else job, as_seconds(timeout))
-
-    async def wait_async(self, handle: Any, job: JobRef | int, timeout: Duration) -> Status | None:  # noqa: ASYNC109 - the twin of wait
-        """Wait for the end of a committed job on an asynchronous handle in autocommit mode."""
-        return await wait_async(handle, job.id if isinstance(job, JobRef) else job, as_seconds(timeout))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import itemgetter
+from typing import NamedTuple
 
 from pgqueue.job import Claimed
-from pgqueue.statement import Row, Statement, load, scalar, table
+from pgqueue.statement import Row, Statement, load, nothing, scalar, table
 
 _SQL = load("pgqueue", "claim")
 _PLACE = itemgetter(0, 1)
@@ -59,6 +60,14 @@ class Observation:
     cost: float
 
 
+class Paused(NamedTuple):
+    """Paused queues, paused names of job types, and queues with a limit or a rate (see `pgqueue.limits`)."""
+
+    queues: frozenset[str]
+    names: frozenset[str]
+    gates: frozenset[str] = frozenset()
+
+
 def claim(
     scope: Scope, floors: Sequence[int], n: int, lease: int, visibility: timedelta, route: Mapping[str, int]
 ) -> Statement[Answer]:
@@ -69,6 +78,42 @@ def claim(
         "route_floors": list(route.values()),
     }
     return Statement(_SQL["claim"], params, _answer)
+
+
+def claim_backlog(
+    scope: Scope, floors: Sequence[int], n: int, lease: int, visibility: timedelta
+) -> Statement[Answer]:
+    """Claim up to n unkeyed jobs of a dense backlog at half the cost of `claim`, which finds out where that ends.
+
+    The scope holds all priorities of each of its queues, in order. The answer does not tell how far it looked beyond
+    its last job, nor whether keyed jobs wait: ask `keyed`.
+    """
+    params = _params(scope, n, lease, visibility) | {
+        "floors": list(floors),
+        "order": list(dict.fromkeys(scope.queues)),
+    }
+    return Statement(_SQL["claim_backlog"], params, _in_order)
+
+
+def claim_few(
+    scope: Scope, floors: Sequence[int], n: int, lease: int, visibility: timedelta
+) -> Statement[Answer]:
+    """Claim up to n unkeyed jobs for less than `claim`, which is to follow if there are none.
+
+    The scope is that of `claim_backlog`. The answer does not tell where a window was full, nor whether keyed jobs wait.
+    """
+    return replace(claim_backlog(scope, floors, n, lease, visibility), query=_SQL["claim_few"])
+
+
+def claiming() -> Statement[None]:
+    """Set what a transaction that only claims needs; without a BEGIN it is that of its pipeline."""
+    return Statement(_SQL["claiming"], {}, nothing)
+
+
+def keyed(route: Mapping[str, int]) -> Statement[bool]:
+    """Tell whether keyed jobs may be waiting; `route` gives the floor of the keyed jobs of each queue."""
+    params = {"route_queues": list(route), "route_floors": list(route.values())}
+    return Statement(_SQL["keyed"], params, scalar)
 
 
 def suspects(
@@ -136,8 +181,8 @@ def horizon() -> Statement[Observation]:
     )
 
 
-def paused() -> Statement[tuple[frozenset[str], frozenset[str]]]:
-    """List what is paused: queues, and names of job types."""
+def paused() -> Statement[Paused]:
+    """List what is not claimed, or through a gate only."""
     return Statement(_SQL["paused"], {}, _paused)
 
 
@@ -152,9 +197,17 @@ def _jobs(rows: Sequence[Row]) -> list[Claimed]:
     return [Claimed._make(row) for row in rows]
 
 
-def _paused(rows: Sequence[Row]) -> tuple[frozenset[str], frozenset[str]]:
-    queues = frozenset(name for kind, name in rows if kind == "queue")
-    return queues, frozenset(name for kind, name in rows if kind == "name")
+def _paused(rows: Sequence[Row]) -> Paused:
+    queues, names, gates = (
+        frozenset(n for kind, n in rows if kind == what) for what in ("queue", "name", "gate")
+    )
+    return Paused(queues, names, gates)
+
+
+def _in_order(rows: Sequence[Row]) -> Answer:
+    jobs = _jobs(rows)
+    jobs.sort(key=_PLACE)
+    return Answer(jobs=jobs, full={}, keyed=False)
 
 
 def _answer(rows: Sequence[Row]) -> Answer:

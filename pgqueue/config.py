@@ -8,6 +8,8 @@ from pgqueue.errors import ConfigError
 
 MAX_CLAIM = 500
 MAX_WEIGHT = 1000
+#: Ten years.
+LONGEST = 3650 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +20,8 @@ class WorkerSettings:
     `queues`: served strictly in the order written; `reserved`: slots that only one queue may use. `weights` instead of
     both: of the jobs claimed while several queues have some, each gets its share.
     `visibility`: how long a claim stands without a heartbeat. `prefetch`: jobs claimed beyond the running ones,
-    None = by their duration, at most 500.
+    None = by their duration, at most 1,500. `ledger`: how long idempotency keys are remembered.
+    `dead_retention`: how long dead letters are kept, None = until a person decides.
     """
 
     queues: tuple[str, ...] = ("default",)
@@ -32,6 +35,7 @@ class WorkerSettings:
     flush: float = 0.02
     sweep: float = 0.25
     ledger: float = 7 * 86_400.0
+    dead_retention: float | None = None
     #: Retries beyond one in ten executions (or one a second) wait longer: see `pgqueue.budget`.
     retry_budget: bool = True
     depth_every: float = 15.0
@@ -47,6 +51,14 @@ class WorkerSettings:
             ("poll", self.poll, 0.01, 60.0, " s"),
             ("grace", self.grace, 0.0, 86_400.0, " s"),
             ("sweep", self.sweep, 0.05, 30.0, " s"),
+            ("ledger", self.ledger, 60.0, LONGEST, " s"),
+            (
+                "dead retention",
+                60.0 if self.dead_retention is None else self.dead_retention,
+                60.0,
+                LONGEST,
+                " s (leave it out to keep dead letters)",
+            ),
         ):
             if not low <= value <= high:
                 raise ConfigError(f"{name}: {value:g}{unit} is not between {low:g} and {high:g}{unit}")
@@ -89,9 +101,9 @@ class WorkerSettings:
 def parse_weights(text: str) -> dict[str, int]:
     """Read `critical=8,bulk=2`: the queues, and the share of each."""
     weights: dict[str, int] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
+    for part in _parts(text):
         name, _, weight = part.partition("=")
-        if not weight.strip().isdigit() or name.strip() in weights:
+        if not weight.strip().isdecimal() or name.strip() in weights:
             raise ConfigError(f"weights: {part!r} should read NAME=WEIGHT, each name once")
         weights[name.strip()] = int(weight)
     if not weights:
@@ -106,14 +118,19 @@ def parse_queues(text: str, concurrency: int) -> tuple[tuple[str, ...], dict[str
     """
     queues: list[str] = []
     reserved: dict[str, int] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
+    for part in _parts(text):
         name, mark, slots = part.partition("=")
         queues.append(name.strip())
         if mark:
-            if not slots.strip().isdigit():
+            if not slots.strip().isdecimal():
                 raise ConfigError(f"queues: {part!r} should read NAME or NAME=SLOTS")
             if int(slots):
                 reserved[name.strip()] = int(slots)
     if len(queues) >= 3 and "=" not in text and concurrency > 1:
         reserved[queues[0]] = 1
     return tuple(queues), reserved
+
+
+def _parts(text: str) -> list[str]:
+    """Split at commas; an empty part is kept, as a name that a variable did not fill must not go unnoticed."""
+    return [part.strip() for part in text.split(",")] if text.strip() else []

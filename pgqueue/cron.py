@@ -115,6 +115,9 @@ class Cron:
 
     def _change(self, low: datetime, high: datetime, offset: timedelta) -> datetime | None:
         """Return the first instant of (low, high] at which the offset is not `offset` any more."""
+        low = low.replace(
+            microsecond=0
+        )  # clocks change at whole seconds; between two of them the search would not end
         while self._offset(probe := min(low + _DAY, high)) == offset:
             if probe >= high:
                 return None

@@ -25,7 +25,9 @@ class Policy:
     """The policy of a job type; None = the built-in default.
 
     `timeout` in seconds, math.inf = none. `limit`: how many jobs of this type run at once, whatever the number of
-    workers; `rate`: how many begin in a second. `sheddable`: dropped and counted where its queue is full.
+    workers; `rate`: how many begin in a second; `key_limit` and `key_rate`: the same for the jobs of each key.
+    Limits that were set while jobs run stay as they are (see `pgqueue.limits`). `sheddable`: dropped and counted
+    where its queue is full.
     `on_dead`: what becomes of an ordering key when its head dies: continue, or block until a person decides.
     `keep`: for how many seconds finished jobs stay in the history, with what the handler returned if `result`.
     """
@@ -38,6 +40,8 @@ class Policy:
     timeout: float | None = None
     limit: int | None = None
     rate: float | None = None
+    key_limit: int | None = None
+    key_rate: float | None = None
     sheddable: bool = False
     on_dead: OnDead | None = None
     keep: float | None = None
@@ -56,6 +60,8 @@ def declare(policies: Iterable[Policy]) -> Statement[None]:
             "timeout_s": "Infinity" if p.timeout == math.inf else p.timeout,
             "slots": p.limit,
             "rate_per_s": p.rate,
+            "key_slots": p.key_limit,
+            "key_rate_per_s": p.key_rate,
             "sheddable": p.sheddable,
             "on_dead": p.on_dead,
             "keep_s": p.keep,

@@ -22,6 +22,8 @@ _SQL = load("pgqueue", "doctor")
 
 #: A snapshot older than this keeps dead rows in the tables.
 OLD_SNAPSHOT_S = 300.0
+#: The same where nobody knows its time: so many transactions have begun since.
+OLD_SNAPSHOT_XIDS = 1_000_000
 #: Dead rows that autovacuum should have taken long ago.
 DEAD_ROWS = 200_000
 #: A heap this large with hardly a row in it.
@@ -96,7 +98,7 @@ def _connections(rows: Sequence[Row]) -> Findings:
 
 def _holders(rows: Sequence[Row]) -> Findings:
     for kind, who, detail, age_s, age_xids in rows:
-        old = age_s > OLD_SNAPSHOT_S if age_s is not None else (age_xids or 0) > 1_000_000
+        old = age_s > OLD_SNAPSHOT_S if age_s is not None else (age_xids or 0) > OLD_SNAPSHOT_XIDS
         if old:
             since = f" for {age_s:.0f} s" if age_s is not None else ""
             yield _problem(
@@ -125,8 +127,9 @@ def _waiting(rows: Sequence[Row]) -> Findings:
             yield _problem(
                 "jobs",
                 f"{count} jobs {name!r} wait in queue {queue!r}, whose workers do not know that name",
-                "start a worker that registers it, or move or cancel them: "
-                f"pgqueue jobs cancel --name {_quoted(name)} --queue {_quoted(queue)}, or jobs move .. --to QUEUE",
+                "start a worker that registers it, or move or cancel them: pgqueue jobs move "
+                f"--name {_quoted(name)} --queue {_quoted(queue)} --to QUEUE, or pgqueue jobs cancel "
+                f"--name {_quoted(name)} --queue {_quoted(queue)}",
             )
     for queue, count in unserved.items():
         yield _problem(

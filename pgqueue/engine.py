@@ -2,9 +2,9 @@
 
 Each turn drains what the slots have finished, decides how many jobs to claim, and sends both as one round. With
 nothing to claim and free slots it announces itself idle (see `heartbeat.idle`), looks once more, and waits for a
-notification or its poll timer, 10 ms rising to the longest poll. Every 250 ms or so one process of all sweeps a
-queue from the start: late commits, and suspects whose worker was lost. A suspect that was lost twice runs with
-nothing beside it: the engine lets the rest end first.
+notification (see `pgqueue.rest`) or its poll timer, 10 ms rising to the longest poll. Every 250 ms or so one
+process of all sweeps a queue from the start: late commits, and suspects whose worker was lost. A suspect that was
+lost twice runs with nothing beside it: the engine lets the rest end first.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ from typing import Any
 
 import psycopg
 
+from pgqueue.claim import Paused
 from pgqueue.config import WorkerSettings
 from pgqueue.dsn import one_line
 from pgqueue.events import Bus, LoopFailed, LoopRecovered
+from pgqueue.flights import Flights
+from pgqueue.gate import Gates
 from pgqueue.hand import Hand
-from pgqueue.intake import Intake
-from pgqueue.job import Buried, Claimed, Completed
+from pgqueue.intake import BACKLOG, Intake
+from pgqueue.job import Completed
+from pgqueue.listen import listen
 from pgqueue.loop import IdlePoll, Trouble
+from pgqueue.plan import Outcomes, Plan
 from pgqueue.quota import Quota
+from pgqueue.release import Releases
+from pgqueue.rest import Rest
+from pgqueue.results import Results
 from pgqueue.retries import Retries
-from pgqueue.round import Leases, Outcomes, Plan, Results, Rounds
-from pgqueue.run import failure_of
-from pgqueue.shelf import Item, LaneHold, Shelf
+from pgqueue.round import Leases, Rounds
 from pgqueue.sweep import Sweeper
 from pgqueue.writeoff import WriteOff
 
-#: Shelved jobs that nobody has started for so long go back to the queue: others may have a free slot.
-STALL = 2.0
+#: While an unkeyed backlog is claimed, keyed jobs are looked for so often.
+KEYED_EVERY = 0.05
 #: An announcement of idleness holds for 5 s.
 REARM = 4.0
 
@@ -75,27 +81,31 @@ class Engine:
         self._poll = IdlePoll(settings.poll)
         self._trouble = Trouble()
         self._observed_at = self._armed_at = self._turn_at = self._retry_at = self._results_at = 0.0
-        self._observe_every = 0.0
-        self._moved = (0, 0.0)
+        self._keyed_at = self._observe_every = 0.0
         self._dry = False
         self._below: deque[str] = deque()
-        self._unloaded = False
-        #: What the round under way writes: in doubt if the connection breaks.
-        self._sent: Results | None = None
+        self._rest = Rest(settings, hand, quota, intake, write_off, self._below)
+        self._releases = Releases(hand, quota, write_off, slots)
+        self._flights = Flights(write_off, quota)
         self._sweeper = Sweeper(settings, hand, quota, intake, self._open)
+        self._gates = Gates(settings, hand, quota, intake, leases, self._open)
         self.draining = threading.Event()
         self.abandoning = threading.Event()
         self.stopped = threading.Event()
         #: Monotonic time of the last turn that worked: what the health check looks at.
         self.alive_at = time.monotonic()
 
-    def set_paused(self, queues: frozenset[str], names: frozenset[str]) -> None:
+    def set_paused(self, paused: Paused) -> None:
         """Leave these queues and names out; read what is not paused any more from 0. Called from any thread."""
-        before_queues, before_names = self._intake.paused_queues, self._intake.paused_names
-        if (queues, names) == (before_queues, before_names):
+        before = self._intake.paused
+        if paused == before:
             return
-        self._intake.pause(queues, names)
-        self.look_below(self._settings.queues if before_names - names else before_queues - queues)
+        self._intake.pause(paused)
+        self.look_below(
+            self._settings.queues
+            if before.names - paused.names
+            else (before.queues - paused.queues) | (before.gates ^ paused.gates)
+        )
 
     def look_below(self, queues: Collection[str]) -> None:
         """Start these queues from 0: rows below the floors are ready again. Called from any thread."""
@@ -107,12 +117,10 @@ class Engine:
         more = True
         while True:
             if not more:
-                if not self._hand.wake.is_set():
-                    self._intake.wake_slots()
-                self._hand.wake.wait(self._pause())
+                self._wait()
             if self.draining.is_set():
-                self._unload()
-                if not self._hand.held and not self._hand.lanes:
+                self._releases.unload(running=self.abandoning.is_set())
+                if not self._hand.held and not self._hand.lanes and not self._flights:
                     break
             if self._trouble.active and time.monotonic() < self._retry_at:
                 more = False
@@ -125,6 +133,14 @@ class Engine:
         if self._rounds is not None:
             self._rounds.connection.close()
         self.stopped.set()
+
+    def _wait(self) -> None:
+        """Wait for news, or until it is time to look."""
+        rounds = None if self._trouble.active else self._rounds
+        try:
+            self._rest.wait(rounds, self._pause, alone=self._sweeper.alone)
+        except psycopg.OperationalError as error:
+            self._failed(error)
 
     def _try(self) -> bool | None:
         """Do one round; tell whether to go on without waiting, None if the database failed it."""
@@ -142,45 +158,75 @@ class Engine:
         """Return how long to wait for news."""
         if self._trouble.active:
             return min(0.1, max(0.001, self._retry_at - time.monotonic()))
+        if self._write_off.waiting and self._gates.full:
+            return 0.001
         if self._write_off.waiting or any(len(s.shelf) for s in self._slots) or self.draining.is_set():
             return self._settings.flush
         if self._sweeper.alone:
             return self._settings.flush
-        return min(self._poll.delay(), max(0.001, self._turn_at - time.monotonic()))
+        return min(self._poll.delay(), max(0.001, min(self._turn_at, self._gates.soon) - time.monotonic()))
 
     def _turn(self) -> bool:
         """Do one round; tell whether to go on without waiting."""
         rounds = self._open()
+        if (loaded := self._rest.loaded()) is not None and not self.draining.is_set():
+            self._flights.fire(loaded)
+            return self._land(rounds, 0, gated=False)
         self._look_round()
         results = self._write_off.collect()
-        self._quota.leaving = len(results.done) + len(results.applied) + len(results.ended)
+        self._quota.leave([*results.claims(), *self._flights.claims()])
         if self._sweeper.alone and not self._hand.held and not results and not self.draining.is_set():
             return self._sweeper.run_alone()
         now = time.monotonic()
         if self._sweeper.alone and now >= self._turn_at:
             self._turn_at = now + self._settings.sweep * random.uniform(1.0, 1.5)
             self._sweeper.look_again()
+        gated = bool(self._intake.paused.gates) and not self._sweeper.alone and not self.draining.is_set()
+        through = self._gates.before() if gated else 0
         plan = self._plan(results, now)
-        if plan is None:
-            return False
-        settled = self._intake.floors.horizon.settled
-        self._sent = results
-        out = rounds.run(plan)
-        self._sent = None
-        rounds.unsure.clear()
-        self._write_off.settle(results, out)
-        self._results_at = 0.0
-        got, again = self._took(plan, settled, out)
+        if plan is None and not self._flights:
+            return self._without_round(through)
+        if plan is not None:
+            self._flights.depart(rounds, plan)
+            self._results_at = 0.0
+            if plan.plain and not gated and not self._flights.full:
+                return True  # there may be room for another behind it
+        more = self._land(rounds, through, gated=gated)
+        while self._flights and (plan is None or not plan.plain):
+            more = self._land(rounds, 0, gated=gated)
+        return more or bool(self._flights)
+
+    def _land(self, rounds: Rounds, through: int, *, gated: bool) -> bool:
+        """Take in the oldest round under way; tell whether to go on without waiting."""
+        landed = self._flights.land(rounds)
+        if landed is None:
+            return True
+        (plan, out), now = landed, time.monotonic()
+        freed = self._gates.ended(out.finished)
+        got, again = self._took(plan, out)
+        if got < BACKLOG:
+            self._intake.wake_slots()  # few jobs: they are not to wait for the next round to be sent
+        got += through
+        if gated and plan.wishes:
+            got += self._gates.after(plan.wishes[-1].n - len(out.answers[-1].jobs) if out.answers else 0)
         self._note(plan, out, now)
-        self._follow(rounds, results)
+        self._follow(rounds, plan.results)
         got += self._swept(plan, out, now)
+        looked = bool(plan.wishes) or self._gates.looked
         if got:
             self._poll.reset()
-        elif plan.wishes and not self._dry:
+        elif looked and not self._dry:
             again = True  # nothing there: announce it, and look once more before waiting
-        if plan.wishes:
+        if looked:
             self._dry = not got
-        return again
+        return again or freed
+
+    def _without_round(self, through: int) -> bool:
+        """Note what came through gates in a turn without a round; tell whether one should follow at once."""
+        if through:
+            self._poll.reset()
+            self._dry = False
+        return False
 
     def _note(self, plan: Plan, out: Outcomes, now: float) -> None:
         """Note when what was done last, and what was seen."""
@@ -204,27 +250,36 @@ class Engine:
             self._intake.floors.lower(self._drain_below())
         self._quota.learn()
         for slots in self._slots:
-            slots.set_low_water(self._quota.prefetch() // 2)
-        self._unstall(time.monotonic())
+            slots.set_low_water(self._quota.low_water())
+        self._releases.unstall()
 
     def _plan(self, results: Results, now: float) -> Plan | None:
         """Decide what the next round does; None if there is nothing to do yet."""
         intake, queues = self._intake, self._settings.queues
         claiming = not self._sweeper.alone and not self.draining.is_set()
-        wishes = intake.wishes() if claiming else []
+        called = self._rest.called() and not results
+        wishes = intake.wishes(self._flights.front, called=called) if claiming else []
         turn = queues if claiming and now >= self._turn_at else ()
-        if not (wishes or turn or self._flushes(results, now)):
+        if not (wishes or turn or (not self._flights and self._flushes(results, now))):
             return None
+        if look := intake.keyed or now - self._keyed_at >= KEYED_EVERY:
+            self._keyed_at = now
         provable = intake.keyed or intake.floors.wants_proof()
+        # The first look after a pause is somebody's wait: the observation can ride with the next round.
+        every = max(1.0, self._observe_every) if self._dry else self._observe_every
         return Plan(
             results=results,
             wishes=wishes,
             lane_wish=intake.lane_wish() if wishes and intake.keyed else None,
             route_floors=intake.floors.route,
-            observe=provable and now - self._observed_at >= self._observe_every,
-            arm=queues if wishes and self._dry and now - self._armed_at > REARM else (),
+            keyed=look,
+            observe=provable and now - self._observed_at >= every,
+            arm=queues
+            if (wishes or self._gates.looked) and self._dry and now - self._armed_at > REARM
+            else (),
             turn=turn,
             sweep_period=self._period,
+            settled=intake.floors.horizon.settled,
             meanwhile=intake.wake_slots,
         )
 
@@ -240,11 +295,18 @@ class Engine:
             rounds.nudge(self._settings.queues)
             self._write_off.nudge = False
 
-    def _took(self, plan: Plan, settled: int, out: Outcomes) -> tuple[int, bool]:
+    def _took(self, plan: Plan, out: Outcomes) -> tuple[int, bool]:
         """Shelve what the round has claimed; return how much, and whether the next round should follow at once."""
-        intake = self._intake
+        intake, settled = self._intake, plan.settled
         got = sum(intake.took(wish, settled, a) for wish, a in zip(plan.wishes, out.answers, strict=False))
-        again = bool(out.lanes_back)
+        looked = any(wish.few for wish in plan.wishes)
+        if got or looked:
+            intake.few = got > 0 and not any(answer.full or answer.keyed for answer in out.answers)
+        # A first look that finds nothing is followed by a whole one. A lane is given back at once when its last job is
+        # written, or its next one would wait for the poll.
+        again = (
+            (looked and not got) or bool(out.lanes_back) or self._write_off.lanes_ready(plan.results.lanes)
+        )
         if out.answers:
             again = again or (out.answers[-1].keyed and not intake.keyed)
             intake.keyed = out.answers[-1].keyed or bool(self._hand.lanes)
@@ -263,47 +325,8 @@ class Engine:
             now - self._results_at >= self._settings.flush
             or len(self._hand.held) <= self._quota.leaving
             or bool(results.lanes)
+            or self._gates.full
         )
-
-    def _unstall(self, now: float) -> None:
-        """Wake slots that missed work; give back shelved jobs that nobody here will start soon."""
-        waiting = [s for s in self._slots if len(s.shelf)]
-        if not waiting:
-            self._moved = (self._hand.attempts, now)
-            return
-        if self._hand.attempts != self._moved[0]:
-            self._moved = (self._hand.attempts, now)
-            self._quota.stalled = False
-        for slots in waiting:
-            if slots.has_idle:
-                slots.wake_all()
-            elif now - self._moved[1] > STALL:
-                self._quota.stalled = True
-                self._give_back(slots.shelf)
-
-    def _unload(self) -> None:
-        """Give back what was not started; at the end of the grace period, what still runs."""
-        if not self._unloaded:
-            self._unloaded = True
-            for slots in self._slots:
-                slots.stop()
-        for slots in self._slots:
-            self._give_back(slots.shelf)
-        if self.abandoning.is_set():
-            for attempt in list(self._hand.running):
-                if (running := self._hand.running.pop(attempt, None)) is not None:
-                    self._write_off.give_back(running.claimed)
-            self._write_off.give_back_lanes()
-
-    def _give_back(self, shelf: Shelf) -> None:
-        for item in shelf.clear():
-            self._return(item)
-
-    def _return(self, item: Item) -> None:
-        if isinstance(item, LaneHold):
-            self._hand.lane_over(item)
-        elif isinstance(item, Claimed):
-            self._write_off.give_back(item)
 
     def _drain_below(self) -> list[str]:
         queues = []
@@ -313,8 +336,12 @@ class Engine:
 
     def _open(self) -> Rounds:
         if self._rounds is None or self._rounds.connection.closed:
+            if self._rounds is not None:
+                self._flights.lose(self._rounds)
             unsure = self._rounds.unsure if self._rounds is not None else set()
-            self._rounds = Rounds(self._connect(), self._leases, self._visibility, self._worker)
+            connection = self._connect()
+            listen(connection, self._settings.queues)  # first: what is notified later is also committed later
+            self._rounds = Rounds(connection, self._leases, self._visibility, self._worker)
             self._intake.take = self._rounds.take
             self._retries.draw = self._rounds.draw
             self._rounds.unsure = unsure
@@ -332,39 +359,9 @@ class Engine:
         rounds = self._rounds
         if rounds is None:
             return
-        if rounds.connection.closed and (sent := self._sent) is not None:
-            rounds.unsure.update(c.id for c in (*sent.done, *sent.applied, *(c for c, _ in sent.ended)))
-        self._sent = None
         if isinstance(error, psycopg.OperationalError) or not isinstance(error, psycopg.Error):
             rounds.connection.close()
         if rounds.connection.closed:
             return
         if results := self._write_off.collect():
-            self._one_by_one(rounds, results)
-
-    def _one_by_one(self, rounds: Rounds, results: Results) -> None:
-        """Write results apart from each other, so that one that cannot be written does not keep the others."""
-        singles = [
-            *(Results(done=[c]) for c in results.done),
-            *(Results(applied=[c]) for c in results.applied),
-            *(Results(ended=[e]) for e in results.ended),
-        ]
-        for single in singles:
-            try:
-                out = rounds.run(Plan(results=single))
-            except psycopg.Error as error:
-                if rounds.connection.closed:
-                    return
-                if single.ended and isinstance(single.ended[0][1], Completed):
-                    # What follows it cannot be enqueued: a person has to see that, and can replay it.
-                    why = Buried(reason="permanent", failure=failure_of(error))
-                    self._write_off.instead(single.ended[0][0], why)
-                    continue
-                self._bus.emit(
-                    LoopFailed(
-                        loop="claim", error=f"result dropped, its lease will run out: {error}", retry_in=0.0
-                    )
-                )
-                self._write_off.forget(single)
-            else:
-                self._write_off.settle(single, out)
+            self._flights.one_by_one(rounds, results, self._bus)

@@ -1,9 +1,8 @@
 """What the runtime tells: typed events, and the bus that carries them to subscribers.
 
-Verbs neither log nor count. The worker and the relay emit events; log lines, metrics, tracing and the dashboard
-subscribe. Job events come in batches where the runtime works in batches, so that nobody pays for them per job.
-Subscribers run in the thread that emits: they must be quick and must not raise (what they raise is dropped and
-reported once on the `pgqueue` logger).
+Verbs neither log nor count. The worker and the relay emit events; log lines and metrics subscribe. Job events come in
+batches where the runtime works in batches, so that nobody pays for them per job. Subscribers run in the thread that
+emits: they must be quick and must not raise (what they raise is dropped and reported once on the `pgqueue` logger).
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ class Failed:
 
 def ack(claims: Sequence[Claim | Claimed], *, skip: bool = False) -> Statement[list[int] | None]:
     """Delete finished jobs and count them; None if all were still ours, else the ids that were."""
+    if not skip and len(leases := {c.lease for c in claims}) == 1:
+        return Statement(_SQL["ack_batch"], {"ids": _ids(claims), "lease": leases.pop()}, scalar)
     return Statement(_SQL["ack_skip" if skip else "ack"], _claims(claims), scalar)
 
 
@@ -99,8 +101,9 @@ def nudge(queues: Sequence[str]) -> Statement[None]:
 
 
 def _claims(claims: Sequence[Claim | Claimed]) -> dict[str, object]:
-    # Array literals: the driver takes several times as long to build the arrays from lists of numbers.
-    return {
-        "ids": f"{{{','.join([str(c.id) for c in claims])}}}",
-        "leases": f"{{{','.join([str(c.lease) for c in claims])}}}",
-    }
+    return {"ids": _ids(claims), "leases": f"{{{','.join([str(c.lease) for c in claims])}}}"}
+
+
+def _ids(claims: Sequence[Claim | Claimed]) -> str:
+    # An array literal: the driver takes several times as long to build the array from a list of numbers.
+    return f"{{{','.join([str(c.id) for c in claims])}}}"

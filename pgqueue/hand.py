@@ -13,7 +13,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pgqueue.job import Buried, Claim, Claimed, Dropped, Fenced, Job, Outcome, Released, Retried, Snoozed
+from pgqueue.job import (
+    Buried,
+    Claim,
+    Claimed,
+    Done,
+    Dropped,
+    Fenced,
+    Job,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    is_limit,
+)
 from pgqueue.loop import Wake
 from pgqueue.shelf import LaneHold
 
@@ -35,6 +48,7 @@ class Ended:
     claimed: Claimed
     outcome: Outcome
     seconds: float
+    executed: bool = True
 
 
 class Hand:
@@ -72,9 +86,16 @@ class Hand:
         seconds = time.monotonic() - started
         self.busy_s += seconds
         self.attempts += 1
+        self.ended.append(Ended(claimed, self._unless_cancelled(claimed, outcome), seconds))
+
+    def decline(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Report a job that is not run; it tells nothing about how long jobs take."""
+        self.ended.append(Ended(claimed, self._unless_cancelled(claimed, outcome), 0.0, executed=False))
+
+    def _unless_cancelled(self, claimed: Claimed, outcome: Outcome) -> Outcome:
         if claimed.id in self.cancelled and isinstance(outcome, Retried | Snoozed | Released | Buried):
-            outcome = Dropped()
-        self.ended.append(Ended(claimed, outcome, seconds))
+            return Dropped()
+        return outcome
 
     def own(self, claimed: Claimed) -> bool:
         """Take an attempt out of `running` when its handler has returned; False if it was given up before."""
@@ -103,7 +124,7 @@ class Hand:
             outcome = Fenced()
         else:
             return None
-        self.finish(claimed, outcome, time.monotonic())
+        self.decline(claimed, outcome)
         return outcome
 
     def strike(self, claims: Iterable[Claimed]) -> None:
@@ -122,17 +143,19 @@ class Hand:
         if isinstance(outcome, Released):
             return False
         claimed = lane.jobs.popleft()
+        if isinstance(outcome, Done):
+            return bool(lane.jobs)
         if isinstance(outcome, Buried) and self.blocks(claimed):
             return False
         # What has an order waits as a whole; of a limited type only the job itself waits.
-        if isinstance(outcome, Retried | Snoozed) and lane.key != f"@{claimed.name}":
+        if isinstance(outcome, Retried | Snoozed) and not is_limit(lane.key, claimed.name):
             lane.wait = max(lane.wait, outcome.delay)  # the budget may have put it off already
             return False
         return bool(lane.jobs)
 
     def blocks(self, claimed: Claimed) -> bool:
         """Tell whether the ordering key of this job waits for a person if the job dies."""
-        return claimed.name in self.blocking and claimed.key != f"@{claimed.name}"
+        return claimed.name in self.blocking and not is_limit(claimed.key or "", claimed.name)
 
     def lane_over(self, lane: LaneHold) -> None:
         """Report that no further job of this lane will run under this hold."""

@@ -1,27 +1,45 @@
-"""Tell an orchestrator whether a service makes progress: by a port (200, 503) or a file (there or not)."""
+"""Tell an orchestrator whether a service makes progress: by a port (200, 503) or a file (there or not).
+
+The port answers /metrics too where the extra `metrics` is installed.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from pgqueue.events import Bus
+
 Check = Callable[[], str | None]
+#: Returns the content type and the body.
+Page = Callable[[], tuple[str, bytes]]
 
 EVERY_S: Final = 2.0
 
 
-def serve(host: str, port: int, check: Check) -> ThreadingHTTPServer:
-    """Answer GET on a port from a thread: 200 `ok`, or 503 and which loop is stalled."""
+def pages(bus: Bus, dsn: str) -> dict[str, Page]:
+    """Return the pages beside the health check, by path: /metrics where prometheus-client is installed."""
+    if find_spec("prometheus_client") is None:
+        return {}
+    from pgqueue.metrics import Metrics
+
+    return {"/metrics": Metrics(bus, dsn).page}
+
+
+def serve(host: str, port: int, check: Check, pages: Mapping[str, Page]) -> ThreadingHTTPServer:
+    """Answer GET on a port from a thread: a page by its path, else 200 `ok`, or 503 and which loop is stalled."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            stalled = check()
-            body = f"{stalled or 'ok'}\n".encode()
+            page = pages.get(self.path.partition("?")[0])
+            stalled = None if page else check()
+            kind, body = page() if page else ("text/plain; charset=utf-8", f"{stalled or 'ok'}\n".encode())
             self.send_response(503 if stalled else 200)
-            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -15,23 +15,19 @@ from pgqueue.step import MARK, Step, steps_of
 #: Bytes that the state of a checkpoint may have.
 STATE_LIMIT = 256 * 1024
 NOTE_LIMIT = 500
+#: Where the server's clock counts from.
+_ZERO = datetime(2000, 1, 1, tzinfo=UTC)
 _STATE = Codec("checkpoint")
 
 
-class JobRef(NamedTuple):
-    """The answer to an enqueue: the job's id, and whether this call created it (no: dedup key taken, or shed).
+def is_limit(key: str, name: str) -> bool:
+    """Tell whether the key of a lane is a limit, of the name or of a key, and no ordering key."""
+    return f"{key}@".startswith(f"@{name}@")
 
-    `changed`: the job that has the dedup key waits, and took payload and time of this call (see `dedup_mode`).
-    """
 
-    id: int
-    created: bool
-    changed: bool = False
-
-    @property
-    def shed(self) -> bool:
-        """Whether the job was dropped because its type is sheddable and its queue full; its id is 0."""
-        return self.id == 0
+def given_key(key: str | None, name: str) -> str | None:
+    """Return the key a job was enqueued with: that of a limit stands in its row as `@name@key`."""
+    return key if key is None or not is_limit(key, name) else key[len(name) + 2 :] or None
 
 
 class Claim(NamedTuple):
@@ -45,7 +41,8 @@ class Claimed(NamedTuple):
     """One row of a claim, in the column order of the claim statements.
 
     `level` numbers the (queue, priority) pair of the claim from 1; `extra` is the JSON text of whatever a
-    plain job lacks (policy of its own, headers), None for a plain job.
+    plain job lacks (policy of its own, headers), None for a plain job. `enqueued_at` is microseconds since 2000, as the
+    server sends them: few handlers ask.
     """
 
     level: int
@@ -55,7 +52,7 @@ class Claimed(NamedTuple):
     name: str
     key: str | None
     attempt: int
-    enqueued_at: str
+    enqueued_at: bytes
     extra: str | None
     payload: str
 
@@ -107,8 +104,8 @@ class Job:
         self.max_attempts: int = max_attempts
         #: The fence of this attempt; pass it on where a downstream system can refuse stale writers.
         self.lease: int = claimed.lease
-        #: The ordering key.
-        self.key: str | None = claimed.key
+        #: The key it was enqueued with: an ordering key, or the key of a limit.
+        self.key: str | None = given_key(claimed.key, claimed.name)
         #: Pass it on to external APIs that take an idempotency key.
         self.idempotency_key: str | None = extra.get("idempotency_key")
         self.headers: dict[str, Any] = extra.get("headers") or {}
@@ -122,7 +119,7 @@ class Job:
     @cached_property
     def enqueued_at(self) -> datetime:
         """When the enqueuing transaction began."""
-        return datetime.fromisoformat(self._enqueued_at)
+        return _ZERO + timedelta(microseconds=int.from_bytes(self._enqueued_at, "big", signed=True))
 
     @property
     def cancelled(self) -> bool:
@@ -223,7 +220,7 @@ class Retried:
     """The attempt failed; run again after `delay` seconds. `outcome` is retry or timeout.
 
     `later` is the delay where the queue's retry budget is spent, None where the handler named the delay itself.
-    `deferred` tells that it took that one.
+    `deferred` tells that it took that one. The outcome put_off is that of a deferred retry that was not run after all.
     """
 
     delay: float
@@ -243,9 +240,10 @@ class Buried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snoozed:
-    """Run again after `delay` seconds; the attempt does not count."""
+    """Run again after `delay` seconds; the attempt does not count. `failure`: why, where no handler asked for it."""
 
     delay: float
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

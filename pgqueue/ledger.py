@@ -1,9 +1,9 @@
 """The idempotency ledger: a job's effect happens once per (job name, idempotency key), whichever queue it is in.
 
-`take` at dispatch: one job of a key runs, the other waits (it is snoozed) or, once the first has been applied, is
-skipped. `apply` at success writes the ledger and removes the job in one statement. Whatever fails or crashes in
-between leaves nothing that could swallow a later run: a key that was taken and not applied is free as soon as its
-job's lease is gone. The marker is never set before the handler ran.
+`hold` and `take` at dispatch: one job of a key runs, the other waits (it is snoozed) or, once the first has been
+applied, is skipped. `apply` at success writes the ledger and removes the job in one statement. Whatever fails or
+crashes in between leaves nothing that could swallow a later run: a key that was taken and not applied is free as soon
+as its job's lease is gone. The marker is never set before the handler ran.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgqueue.job import Claim
-from pgqueue.statement import Statement, column, load
+from pgqueue.statement import Statement, column, load, nothing
 
 _SQL = load("pgqueue", "ledger")
 
@@ -26,8 +26,17 @@ class Keyed:
     key: str
 
 
+def hold(jobs: Sequence[Keyed]) -> Statement[None]:
+    """Lock the keys of these jobs until the transaction ends; the first half of `take`, in its transaction.
+
+    Two statements, because one judges by what it saw when it began: it waits for its first key, another worker claims
+    a job of the second key and begins it, and the waiter, to whom that job has no lease, takes the key from under it.
+    """
+    return Statement(_SQL["hold"], _params(jobs), nothing)
+
+
 def take(jobs: Sequence[Keyed]) -> Statement[list[int]]:
-    """Take the keys of these jobs; return the ids that have theirs. Waits for a concurrent take of the same key."""
+    """Take the keys of these jobs, which `hold` has locked; return the ids that have theirs."""
     return Statement(_SQL["take"], _params(jobs), column)
 
 

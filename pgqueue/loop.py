@@ -7,31 +7,64 @@ that a fleet does not return in step after an outage.
 
 from __future__ import annotations
 
+import os
 import random
-import threading
+import select
 import time
+from contextlib import suppress
 
 
 class Wake:
-    """A flag that one loop waits for and any thread raises; raising it twice wakes once."""
+    """A flag that one loop waits for and any thread raises; raising it twice wakes once.
 
-    __slots__ = ("_event",)
+    The loop may wait for sockets beside it: a notification then needs no other thread to take it in. The flag is a
+    plain attribute, and a pipe speaks up only while the loop waits. The waiter says that it waits before it looks at
+    the flag, the raiser raises it before it looks whether somebody waits: one of the two sees the other.
+    """
+
+    __slots__ = ("_raised", "_reader", "_waiting", "_writer")
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._raised = self._waiting = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def __del__(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
 
     def set(self) -> None:
         """Wake the loop, now or at its next wait."""
-        self._event.set()
+        self._raised = True
+        if self._waiting:
+            self._waiting = False
+            with suppress(BlockingIOError):  # full: it will wake
+                os.write(self._writer, b"!")
 
     def is_set(self) -> bool:
         """Tell whether the loop would not wait."""
-        return self._event.is_set()
+        return self._raised
 
-    def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds; lower the flag and tell whether it was raised."""
-        raised = self._event.wait(timeout)
-        self._event.clear()
+    def wait(self, timeout: float, *sockets: int) -> bool:
+        """Wait at most `timeout` seconds, or until one of the sockets can be read.
+
+        Lowers the flag and tells whether it was raised.
+        """
+        poll = select.poll()
+        for fd in (self._reader, *sockets):
+            poll.register(fd, select.POLLIN)
+        end = time.monotonic() + timeout
+        self._waiting = True
+        while not self._raised:
+            ready = {fd for fd, _ in poll.poll(max(0.0, end - time.monotonic()) * 1000)}
+            if self._reader in ready:  # perhaps what came too late for the wait before: look at the flag
+                os.read(self._reader, 4096)
+                self._waiting = True
+            if ready - {self._reader} or time.monotonic() >= end:
+                break
+        self._waiting = False
+        raised, self._raised = self._raised, False
         return raised
 
 

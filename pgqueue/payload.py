@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,7 +46,7 @@ class Codec:
     producer in another language sent along.
     """
 
-    __slots__ = ("decode", "kind", "name", "takes_payload")
+    __slots__ = ("_compares", "_decode_all", "decode", "kind", "name", "takes_payload")
 
     #: JSON text -> value of `kind`; raises ValueError (msgspec's and pydantic's errors are ValueErrors).
     decode: Callable[[str], Any]
@@ -55,12 +55,22 @@ class Codec:
         self.name = name
         self.kind = kind = Any if kind is object else kind
         self.takes_payload = takes_payload
+        self._decode_all: Callable[[str], Any] | None = None
+        self._compares = False
         if hasattr(kind, "model_validate_json"):
             self.decode = kind.model_validate_json
             return
         try:
-            strange = None if kind is Any else next(_strange(msgspec.inspect.type_info(kind), set()), None)
+            parts = [] if kind is Any else list(_parts(msgspec.inspect.type_info(kind), set()))
+            strange = next((part.cls for part in parts if _is_strange(part)), None)
+            self._compares = (
+                bool(parts)
+                and isinstance(parts[0], msgspec.inspect.StructType)
+                and not any(map(_has_own_eq, parts))
+            )
             self.decode = msgspec.json.Decoder(kind, dec_hook=_pydantic_from_builtins).decode
+            if kind is not Any and takes_payload:
+                self._decode_all = msgspec.json.Decoder(list[kind], dec_hook=_pydantic_from_builtins).decode
         except (TypeError, ValueError, NameError) as error:
             raise ConfigError(
                 f"job {name!r}: payload type {_called(kind)} has no JSON form: {error}"
@@ -100,6 +110,38 @@ class Codec:
                 raise BadPayload(self.name, f"does not fit {_called(self.kind)}: {misfit(error)}") from error
         return text
 
+    def encode_all(self, values: Sequence[Any]) -> str:
+        """Return the JSON array of the payloads; raise BadPayload for the first that `encode` refuses."""
+        if self._decode_all is not None and len(values) > 1:
+            text = self._all_at_once(values, self._decode_all)
+            if text is not None:
+                return text
+        return f"[{','.join(map(self.encode, values))}]"
+
+    def _all_at_once(self, values: Sequence[Any], check: Callable[[str], Any]) -> str | None:
+        """Encode and check the payloads as one array, in less than a quarter of the time; None if there is any doubt.
+
+        A NaN was written as null, and is equal to nothing that is read back: where values are compared faster than
+        text is searched, those that are equal hold none.
+        """
+        try:
+            data = _encode(values)
+            if (len(data) > LIMIT and max(map(len, map(_encode, values))) > LIMIT) or (
+                b"\\" in data and b"\\u0000" in data
+            ):
+                return None
+            text = data.decode()
+            read = check(text)
+            if (
+                not (self._compares and read == values)
+                and _marks_nan(data)
+                and any(_may_hide_nan(_encode(value), value) for value in values)
+            ):
+                return None
+        except (TypeError, ValueError, ArithmeticError, RecursionError):
+            return None
+        return text
+
 
 def misfit(error: ValueError) -> str:
     """Say what a decoder found, and at which path; pydantic's own text would repeat the values."""
@@ -122,12 +164,16 @@ def _may_hide_nan(data: bytes, value: Any) -> bool:
     msgspec writes them as null, in keys as "nan" and "inf", all of which may also be honest. MessagePack keeps
     them, and is written faster than a walk over the value: only what looks like one of them needs the walk.
     """
-    if not (b"null" in data or b'nan"' in data or b'inf"' in data):
+    if not _marks_nan(data):
         return False
     try:
         return _NOT_FINITE.search(_packed(value)) is not None
     except (TypeError, ValueError, ArithmeticError):  # whole numbers beyond 64 bits, for one
         return True
+
+
+def _marks_nan(data: bytes) -> bool:
+    return b"null" in data or b'nan"' in data or b'inf"' in data
 
 
 def _first_fault(value: Any) -> str | None:
@@ -158,23 +204,37 @@ def _path(parts: tuple[str | int, ...]) -> str:
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
-def _strange(info: Any, seen: set[int]) -> Iterator[Any]:
-    """Walk msgspec's picture of a type; give the classes that neither it nor pydantic can read from JSON."""
+def _parts(info: Any, seen: set[int]) -> Iterator[Any]:
+    """Walk msgspec's picture of a type: it, and all that it is made of."""
     if id(info) in seen:
         return
     seen.add(id(info))
-    if isinstance(info, msgspec.inspect.CustomType):
-        if not hasattr(info.cls, "model_validate"):
-            yield info.cls
-    elif isinstance(info, msgspec.Struct):
+    if isinstance(info, msgspec.inspect.Type):
+        yield info
+    if isinstance(info, msgspec.Struct):
         for name in info.__struct_fields__:
-            yield from _strange(getattr(info, name), seen)
+            yield from _parts(getattr(info, name), seen)
     elif isinstance(info, tuple | list):
         for inner in info:
-            yield from _strange(inner, seen)
+            yield from _parts(inner, seen)
     elif isinstance(info, Mapping):
         for inner in info.values():
-            yield from _strange(inner, seen)
+            yield from _parts(inner, seen)
+
+
+def _is_strange(info: Any) -> bool:
+    """Tell whether it is a class that neither msgspec nor pydantic can read from JSON."""
+    return isinstance(info, msgspec.inspect.CustomType) and not hasattr(info.cls, "model_validate")
+
+
+def _has_own_eq(info: Any) -> bool:
+    """Tell whether it is a class that may call values equal that are not."""
+    match info:
+        case msgspec.inspect.StructType():
+            return info.cls.__eq__ is not msgspec.Struct.__eq__
+        case msgspec.inspect.DataclassType() | msgspec.inspect.CustomType():
+            return True
+    return False
 
 
 def _called(kind: Any) -> str:

@@ -17,11 +17,11 @@ _DAY = 86_400.0
 _MOST_KEPT = 400 * _DAY
 
 
-def per_second(rate: str) -> float:
+def per_second(option: str, rate: str) -> float:
     """Read a rate such as 100/min."""
     found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if found is None or float(found[1]) <= 0:
-        raise BadOption("rate", f"{rate!r} does not read like 100/min, 5/s or 1000/h")
+        raise BadOption(option, f"{rate!r} does not read like 100/min, 5/s or 1000/h")
     return float(found[1]) / _SECONDS[found[2]]
 
 
@@ -33,7 +33,7 @@ _SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "d": 
 def policy_of(
     name: str, queue: str | None, priority: int | None, max_attempts: int | None, backoff: Backoff | None,
     timeout: float | timedelta | None, *, limit: int | None, rate: str | None, sheddable: bool,
-    on_dead: OnDead | None = None,
+    key_limit: int | None = None, key_rate: str | None = None, on_dead: OnDead | None = None,
     keep: str | float | timedelta | None = None, result: bool = False,
 ) -> Policy:  # fmt: skip
     """Make the policy of a job type; raise BadOption for what makes no sense."""
@@ -45,9 +45,16 @@ def policy_of(
     if backoff is not None and not isinstance(backoff, Backoff):
         raise BadOption("backoff", f"{backoff!r} is not a pgqueue.Backoff")
     check_range("limit", limit, 1, 10_000, " jobs at once; pause the job type to run none")
+    check_range("key_limit", key_limit, 1, 10_000, " jobs of a key at once")
+    limited, by_key = limit is not None or rate is not None, key_limit is not None or key_rate is not None
+    if limited and by_key:
+        raise BadOption(
+            "key_limit",
+            f"job {name!r} has a limit or rate of its own already; limit its queue, or its keys, instead",
+        )
     if on_dead not in (None, *get_args(OnDead)):
         raise BadOption("on_dead", f"{on_dead!r} is not continue or block")
-    if on_dead == "block" and (limit is not None or rate is not None):
+    if on_dead == "block" and (limited or by_key):
         raise BadOption(
             "on_dead", f"job {name!r} has a limit or a rate, so it takes no ordering key to block"
         )
@@ -68,7 +75,9 @@ def policy_of(
         backoff=backoff,
         timeout=None if timeout is None else as_seconds(timeout),
         limit=1 if limit is None and rate is not None else limit,
-        rate=None if rate is None else per_second(rate),
+        rate=None if rate is None else per_second("rate", rate),
+        key_limit=1 if key_limit is None and key_rate is not None else key_limit,
+        key_rate=None if key_rate is None else per_second("key_rate", key_rate),
         sheddable=sheddable,
         on_dead=on_dead,
         keep=kept,

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
 from pgqueue.enqueue import Options, OptionValues, enqueue, step
-from pgqueue.job import JobRef
 from pgqueue.payload import Codec
+from pgqueue.ref import JobRef
 from pgqueue.statement import Statement
 from pgqueue.step import Step
 
@@ -73,5 +73,4 @@ class Prepared(Generic[P]):
         return step(self.name, payload, self._codec.encode(payload), self._options, self._otherwise)
 
     def _statement(self, values: list[P | None]) -> Statement[list[JobRef]]:
-        texts = [self._codec.encode(value) for value in values]
-        return enqueue(self.name, values, texts, self._options, self._otherwise)
+        return enqueue(self.name, values, self._codec.encode_all(values), self._options, self._otherwise)

@@ -10,22 +10,29 @@ from pgqueue.statement import Statement, load, nothing
 
 _SQL = load("pgqueue", "prune")
 
+#: How long minute counters are kept.
+MINUTES = timedelta(days=90)
+
 
 def fold() -> Statement[None]:
     """Fold up to 20,000 counter rows into minutes."""
     return Statement(_SQL["fold"], {}, nothing)
 
 
-def chores(ledger: timedelta) -> list[Statement[Any]]:
-    """Return the statements that delete free dedup keys, old ledger rows, spent signals, attempts, progress, workers.
+def chores(ledger: timedelta, dead: timedelta | None = None) -> list[Statement[Any]]:
+    """Return the statements that delete free dedup keys, old ledger rows and counters, spent signals and attempts.
 
-    The last one sees to the partitions of the history.
+    `dead`: discard dead letters that died so long ago; None keeps them. The last one sees to the partitions of the
+    history.
     """
+    letters = [] if dead is None else [Statement(_SQL["letters"], {"keep": dead}, nothing)]
     return [
+        *letters,
         Statement(_SQL["dedup"], {}, nothing),
         Statement(_SQL["effects"], {"keep": ledger}, nothing),
         Statement(_SQL["signals"], {}, nothing),
         Statement(_SQL["attempts"], {}, nothing),
+        Statement(_SQL["minutes"], {"keep": MINUTES}, nothing),
         Statement(_SQL["workers"], {}, nothing),
         progress.prune(),
         batch.prune(),

@@ -1,9 +1,8 @@
-"""The pulse: heartbeats, notifications and chores, in a thread and on a connection of its own.
+"""The pulse: heartbeats and chores, in a thread and on a connection of its own.
 
 It shares nothing with the handlers but the interpreter: a handler that blocks its thread or its event loop cannot
-delay a heartbeat. Beside the heartbeats it listens for wake-ups, watches running attempts (over their time,
-cancelled, lease lost), and takes its turn at promoting due jobs, ticks of schedules, pruning, folding counters and
-sampling depth.
+delay a heartbeat. Beside the heartbeats it watches running attempts (over their time, cancelled, lease lost), and
+takes its turn at promoting due jobs, ticks of schedules, pruning, folding counters and sampling depth.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import random
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
-import psycopg.sql
 
 from pgqueue.age import age
 from pgqueue.batch import fold as fold_batches
@@ -29,7 +27,7 @@ from pgqueue.dsn import one_line
 from pgqueue.engine import Engine
 from pgqueue.events import Bus, DepthSampled, LoopFailed, LoopRecovered
 from pgqueue.hand import Hand
-from pgqueue.heartbeat import beat, channels, heartbeat, lane_heartbeat, signals
+from pgqueue.heartbeat import beat, heartbeat, lane_heartbeat, signals
 from pgqueue.job import Claim
 from pgqueue.loop import Trouble
 from pgqueue.monitor import Monitor
@@ -102,7 +100,7 @@ class Pulse:
                 self.alive_at = time.monotonic()
                 if (seconds := self._trouble.over()) is not None:
                     self._bus.emit(LoopRecovered(loop="heartbeat", seconds=seconds))
-                self._listen()
+                self._rest()
             except Exception as error:  # noqa: BLE001 - without heartbeats every job in hand would be lost
                 wait = self._trouble.failed()
                 problem = f"{type(error).__name__}: {one_line(error)}"
@@ -144,7 +142,7 @@ class Pulse:
         if self._is_due("paused", 1.0):
             with Pipeline(connection) as p:
                 found = p.send(paused())
-            self._engine.set_paused(*found.result())
+            self._engine.set_paused(found.result())
         if self._is_due("sample", AGE.total_seconds()):
             self._chore(connection, sample(settings.queues))
             self._chore(connection, age(AGE))
@@ -225,7 +223,13 @@ class Pulse:
             mine = p.send(turn("prune", timedelta(seconds=10)))
         if not mine.result():
             return
-        for statement in (fold(), *chores(timedelta(seconds=self._settings.ledger))):
+        dead = self._settings.dead_retention
+        for statement in (
+            fold(),
+            *chores(
+                timedelta(seconds=self._settings.ledger), None if dead is None else timedelta(seconds=dead)
+            ),
+        ):
             for _ in range(PAGES):
                 if self._chore(connection, statement) < PAGE:
                     break
@@ -252,31 +256,15 @@ class Pulse:
                 )
             )
 
-    def _listen(self) -> None:
-        """Wait for a notification, the next chore, or stop."""
-        connection = self._connection
-        if connection is None:
-            return
-        self._take_notes(connection)  # those that came along with an answer: the socket is silent about them
-        wait = max(0.0, min(self._due.values(), default=0.25) - time.monotonic())
-        if self._wait(wait, connection.fileno()):
-            self._take_notes(connection)
+    def _rest(self) -> None:
+        """Wait for the next chore, for a handler that asks, or stop."""
+        self._wait(max(0.0, min(self._due.values(), default=0.25) - time.monotonic()))
 
-    def _take_notes(self, connection: psycopg.Connection[Any]) -> None:
-        for note in connection.notifies(timeout=0):
-            if note.payload == "below":
-                self._engine.look_below(self._settings.queues)
-            else:
-                self._hand.wake.set()
-
-    def _wait(self, seconds: float, *sockets: int) -> bool:
-        """Wait; tell whether one of the sockets has something to say."""
-        ready, _, _ = select.select([self._reader, *sockets], [], [], seconds)
-        if self._reader in ready:
+    def _wait(self, seconds: float) -> None:
+        if select.select([self._reader], [], [], seconds)[0]:
             with self._bell:
                 self._rung = False
                 os.read(self._reader, 4096)
-        return any(s in ready for s in sockets)
 
     def _is_due(self, chore: str, period: float) -> bool:
         now = time.monotonic()
@@ -290,15 +278,4 @@ class Pulse:
             connection = self._connect()
             self._connection = connection
             self._due.clear()  # heartbeats first: the last ones may not have arrived
-            with Pipeline(connection) as p:
-                names = p.send(channels(self._settings.queues))
-            listen(connection, names.result())
-            # What was sent while nobody listened is looked for, not waited for.
-            self._engine.look_below(self._settings.queues)
         return self._connection
-
-
-def listen(connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
-    """Listen on channels; the names come from the database."""
-    for name in names:
-        connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(name)), prepare=False)

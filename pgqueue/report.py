@@ -120,5 +120,7 @@ class Report:
                 _log.warning("retry %s after=%.1fs: %s", where, event.delay or 0.0, event.error)
             case "dead":
                 _log.error("dead %s: %s", where, event.error)
+            case "snooze" if event.error:
+                _log.warning("snooze %s after=%.1fs: %s", where, event.delay or 0.0, event.error)
             case _:
                 _log.info("%s %s", event.outcome, where)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import errors as pg
@@ -24,10 +23,12 @@ from pgqueue.budget import Report, draw
 from pgqueue.claim import (
     Answer,
     LaneSize,
-    Observation,
-    Scope,
     claim,
+    claim_backlog,
+    claim_few,
+    claiming,
     horizon,
+    keyed,
     lane_claim,
     lane_release,
     lanes_mine,
@@ -37,12 +38,18 @@ from pgqueue.claim import (
 )
 from pgqueue.finish import Failed, ack, bury, complete, drop, nudge, release, retry, snooze, still_mine
 from pgqueue.heartbeat import idle
-from pgqueue.job import Buried, Claim, Claimed, Completed, Dropped, Outcome, Released, Retried, Snoozed
-from pgqueue.ledger import Keyed, applied, apply, take
+from pgqueue.job import Buried, Claim, Claimed, Completed, Dropped, Released, Retried, Snoozed
+from pgqueue.ledger import Keyed, applied, apply, hold, take
 from pgqueue.pipeline import Pending, Pipeline
+from pgqueue.plan import Flight, Outcomes, Plan, Sent, Wish
+from pgqueue.results import Results, by_claim, by_lease
 from pgqueue.shelf import LaneHold
-from pgqueue.statement import Row
 from pgqueue.turn import postpone, sweep_turn
+
+#: Nobody else's lock may stop a round for longer.
+BRIEFLY: Final = "SET LOCAL lock_timeout = '250ms'"
+#: How many results a round tries for themselves that turn out to be stuck behind a lock: each costs 250 ms.
+MOST_STUCK = 4
 
 
 class Leases:
@@ -55,110 +62,6 @@ class Leases:
     def new(self) -> int:
         """Return the next lease."""
         return self._base | (next(self._counter) & 0xFFFF_FFFF)
-
-
-@dataclass(slots=True, kw_only=True)
-class Results:
-    """What is to be written: jobs done, attempts that ended otherwise, lanes to give back."""
-
-    done: list[Claimed] = field(default_factory=list)
-    #: Done, and to be noted in the idempotency ledger.
-    applied: list[Claimed] = field(default_factory=list)
-    ended: list[tuple[Claimed, Outcome]] = field(default_factory=list)
-    lanes: list[LaneHold] = field(default_factory=list)
-    #: Ids of those done whose rows were locked at the last try: passed while they are, or no round would get through.
-    locked: frozenset[int] = frozenset()
-
-    def claims(self) -> Iterator[Claimed]:
-        """Return the claims that end."""
-        return itertools.chain(self.done, self.applied, (claimed for claimed, _ in self.ended))
-
-    def __bool__(self) -> bool:
-        return bool(self.done or self.applied or self.ended or self.lanes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """One claim: which levels (their numbers), from where, how many."""
-
-    levels: list[int]
-    scope: Scope
-    starts: list[int]
-    n: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneWish:
-    """One claim of lanes."""
-
-    levels: list[int]
-    scope: Scope
-    starts: list[int]
-    lanes: int
-    depth: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a round is to do.
-
-    `arm`: queues to announce as idle. `turn`: queues to ask the sweep for, `sweep_period` apart. `observe`: look
-    at the sequence afterwards. `meanwhile` is called when all is sent, before the wait for the answers.
-    """
-
-    results: Results
-    wishes: Sequence[Wish] = ()
-    lane_wish: LaneWish | None = None
-    route_floors: Mapping[str, int] = field(default_factory=dict)
-    observe: bool = False
-    arm: Sequence[str] = ()
-    turn: Sequence[str] = ()
-    sweep_period: timedelta = timedelta(seconds=0.25)
-    meanwhile: Callable[[], None] | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcomes:
-    """What a round brought.
-
-    `finished`: ids written off. `lost`: ids somebody else holds now. `locked`: claims that could not be written yet.
-    """
-
-    answers: list[Answer] = field(default_factory=list)
-    lane_jobs: list[Claimed] = field(default_factory=list)
-    routed: list[Row] = field(default_factory=list)
-    observation: Observation | None = None
-    sweep: list[str] = field(default_factory=list)
-    finished: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
-    locked: set[int] = field(default_factory=set)
-    #: The lanes of the results that are given back, or were lost; the others somebody had locked.
-    lanes_back: list[LaneHold] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Sent:
-    """The statements of a round that are under way."""
-
-    acks: list[tuple[list[int], Pending[list[int] | None]]] = field(default_factory=list)
-    ends: list[tuple[list[int], Pending[list[int]]]] = field(default_factory=list)
-    claimed: list[Pending[Answer]] = field(default_factory=list)
-    lanes: Pending[list[Claimed]] | None = None
-    routed: Pending[list[Row]] | None = None
-    lanes_back: list[tuple[list[LaneHold], Pending[int]]] = field(default_factory=list)
-    turned: Pending[list[str]] | None = None
-    seen: Pending[Observation] | None = None
-
-    def read(self) -> Outcomes:
-        """Read what was claimed and seen."""
-        return Outcomes(
-            answers=[pending.result() for pending in self.claimed],
-            lane_jobs=self.lanes.result() if self.lanes else [],
-            routed=self.routed.result() if self.routed else [],
-            observation=self.seen.result() if self.seen else None,
-            sweep=self.turned.result() if self.turned else [],
-        )
 
 
 class Rounds:
@@ -176,24 +79,46 @@ class Rounds:
 
     def run(self, plan: Plan) -> Outcomes:
         """Write the results and claim."""
-        sent = _Sent()
+        return self.finish(self.start(plan))
+
+    def start(self, plan: Plan) -> Flight:
+        """Send a round behind those that are under way."""
+        sent, p = Sent(), Pipeline(self.connection)
+        with p.departing():
+            if plan.lane_wish and plan.lane_wish.route:
+                p.begin()
+                sent.routed = p.send(route(plan.lane_wish.route))
+                p.commit()
+            if plan.arm:
+                p.begin()
+                p.run("SET LOCAL synchronous_commit = off")
+                p.send(idle(plan.arm))
+                p.commit()
+            if plan.results or plan.wishes or plan.lane_wish or plan.turn:
+                self._send_work(p, plan, sent)
+            if plan.observe:
+                sent.seen = p.send(horizon())
+        return Flight(plan=plan, sent=sent, pipeline=p)
+
+    def load(self, plan: Plan) -> Flight | None:
+        """Make a round of first looks ready, so that nothing is left but to fire it; None if that is not possible."""
+        sent, p = Sent(), Pipeline(self.connection)
+        ready = p.load(claiming()) is not None
+        for wish in plan.wishes:
+            what = (wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility)
+            claimed = p.load(claim_few(*what))
+            ready = ready and claimed is not None
+            if claimed is not None:
+                sent.claimed.append(claimed)
+        return Flight(plan=plan, sent=sent, pipeline=p) if ready else None
+
+    def finish(self, flight: Flight) -> Outcomes:
+        """Wait for a round that was sent and read its answers; those before it are answered first."""
+        plan, sent = flight.plan, flight.sent
+        if plan.meanwhile is not None:
+            plan.meanwhile()
         try:
-            with Pipeline(self.connection) as p:
-                if plan.lane_wish:
-                    p.begin()
-                    sent.routed = p.send(route(plan.route_floors))
-                    p.commit()
-                if plan.arm:
-                    p.begin()
-                    p.run("SET LOCAL synchronous_commit = off")
-                    p.send(idle(plan.arm))
-                    p.commit()
-                if plan.results or plan.wishes or plan.lane_wish or plan.turn:
-                    self._send_work(p, plan, sent)
-                if plan.observe:
-                    sent.seen = p.send(horizon())
-                if plan.meanwhile is not None:
-                    plan.meanwhile()
+            flight.pipeline.land()
         except pg.LockNotAvailable:
             return self._around_locks(plan.results)
         out = sent.read()
@@ -202,7 +127,7 @@ class Rounds:
         return out
 
     def sweep(
-        self, wish: Wish, ceilings: list[int], *, recovering: bool, alone: bool
+        self, wish: Wish, lost: Wish, ceilings: list[int], *, recovering: bool, alone: bool
     ) -> tuple[Answer, list[Claimed], bool]:
         """Claim from the start: late rows, then suspects. In a transaction of its own: it may never undo an ack.
 
@@ -214,22 +139,22 @@ class Rounds:
         waiting: Pending[bool] | None = None
         with Pipeline(self.connection) as p:
             p.begin()
-            p.run("SET LOCAL lock_timeout = '250ms'")
-            if wish.n > 0 and not alone:
+            p.run(BRIEFLY)
+            if wish.n > 0 and wish.levels and not alone:
                 late = p.send(
                     claim(wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, {})
                 )
             if alone:
                 found = p.send(
                     suspects(
-                        wish.scope, ceilings, 1, self._leases.new(), self._visibility, low=1, high=32_767
+                        lost.scope, ceilings, 1, self._leases.new(), self._visibility, low=1, high=32_767
                     )
                 )
             elif recovering:
                 found = p.send(
-                    suspects(wish.scope, ceilings, 8, self._leases.new(), self._visibility, low=0, high=0)
+                    suspects(lost.scope, ceilings, 8, self._leases.new(), self._visibility, low=0, high=0)
                 )
-            waiting = p.send(suspects_alone(wish.scope, ceilings))
+            waiting = p.send(suspects_alone(lost.scope, ceilings))
             p.commit()
         answer = late.result() if late else Answer(jobs=[], full={}, keyed=False)
         return answer, found.result() if found else [], waiting.result()
@@ -244,6 +169,8 @@ class Rounds:
         """Take the idempotency keys of claimed jobs; return the ids that have theirs, and those applied before."""
         with Pipeline(self.connection) as p:
             p.begin()
+            p.run(BRIEFLY)
+            p.send(hold(jobs))
             taken = p.send(take(jobs))
             p.commit()
             before = p.send(applied(jobs))
@@ -274,35 +201,51 @@ class Rounds:
         with Pipeline(self.connection) as p:
             p.send(postpone(queues, wait))
 
-    def _send_work(self, p: Pipeline, plan: Plan, sent: _Sent) -> None:
+    def _send_work(self, p: Pipeline, plan: Plan, sent: Sent) -> None:
         """Send the one transaction that writes results and claims; the order within it is part of the protocol."""
-        p.begin()
-        p.run("SET LOCAL lock_timeout = '250ms'")
+        # What is observed is seen after the commit, which a pipeline without a BEGIN has at its end.
+        alone = not plan.results and not plan.observe
+        if not alone:
+            p.begin()
+        if plan.results:
+            p.run(BRIEFLY)
+        else:
+            p.send(claiming())
         done, locked = plan.results.done, plan.results.locked
         if locked:
             self._send_ack(p, [c for c in done if c.id in locked], sent, skip=True)
             done = [c for c in done if c.id not in locked]
-        self._send_ack(p, done, sent)
+        for part in by_claim(done):
+            self._send_ack(p, part, sent)
         sent.ends = self._send_ends(p, plan.results)
-        for wish in plan.wishes:
-            statement = claim(
-                wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, plan.route_floors
-            )
-            sent.claimed.append(p.send(statement))
+        self._send_claims(p, plan, sent)
         if (lanes := plan.lane_wish) is not None:
             size = LaneSize(lanes=lanes.lanes, depth=lanes.depth, total=lanes.total)
             sent.lanes = p.send(
                 lane_claim(lanes.scope, lanes.starts, size, self._leases.new(), self._visibility)
             )
-        for (lease, wait), holds in _by_lease(plan.results.lanes).items():
+        for (lease, wait), holds in by_lease(plan.results.lanes).items():
             lanes_back = [(hold.queue, hold.key) for hold in holds]
             given = p.send(lane_release(lanes_back, lease, wait, [hold.pos for hold in holds]))
             sent.lanes_back.append((holds, given))
         if plan.turn:
             sent.turned = p.send(sweep_turn(plan.turn, plan.sweep_period))
-        p.commit()
+        if not alone:
+            p.commit()
 
-    def _send_ack(self, p: Pipeline, done: list[Claimed], sent: _Sent, *, skip: bool = False) -> None:
+    def _send_claims(self, p: Pipeline, plan: Plan, sent: Sent) -> None:
+        for wish in plan.wishes:
+            what = (wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility)
+            if wish.backlog:
+                sent.claimed.append(p.send(claim_backlog(*what)))
+            elif wish.few:
+                sent.claimed.append(p.send(claim_few(*what)))
+            else:
+                sent.claimed.append(p.send(claim(*what, plan.route_floors)))
+        if plan.keyed and plan.wishes and plan.wishes[-1].backlog:
+            sent.keyed = p.send(keyed(plan.route_floors))
+
+    def _send_ack(self, p: Pipeline, done: list[Claimed], sent: Sent, *, skip: bool = False) -> None:
         if done:
             sent.acks.append(([c.id for c in done], p.send(ack(done, skip=skip))))
 
@@ -335,7 +278,7 @@ class Rounds:
             sent.append(([c.id for c in dropped], p.send(drop(dropped))))
         return sent
 
-    def _settle(self, results: Results, sent: _Sent, out: Outcomes) -> None:
+    def _settle(self, results: Results, sent: Sent, out: Outcomes) -> None:
         """Tell, result by result, whether it was written."""
         for ids, acked in sent.acks:
             ours = acked.result()
@@ -362,17 +305,41 @@ class Rounds:
         out.finished |= gone
 
     def _around_locks(self, results: Results) -> Outcomes:
-        """Write the results, passing rows that somebody has locked; claim nothing, give no lane back."""
-        out, sent = Outcomes(), _Sent()
+        """Write the results, passing rows that somebody has locked; claim nothing, give no lane back.
+
+        What waits for a lock that cannot be passed (of a ledger entry, of a whole table) stays for a later round.
+        """
+        try:
+            return self._pass_locks(results)
+        except pg.LockNotAvailable:
+            singles = results.singles()
+        out, stuck = Outcomes(), 0
+        for single in singles:
+            try:
+                if stuck >= MOST_STUCK:
+                    raise pg.LockNotAvailable
+                one = self._pass_locks(single)
+            except pg.LockNotAvailable:
+                stuck += 1
+                out.locked.update(c.id for c in single.claims())
+            else:
+                out.finished |= one.finished
+                out.lost |= one.lost
+                out.locked |= one.locked
+        return out
+
+    def _pass_locks(self, results: Results) -> Outcomes:
+        out, sent = Outcomes(), Sent()
         with Pipeline(self.connection) as p:
             p.begin()
+            p.run(BRIEFLY)
             self._send_ack(p, results.done, sent, skip=True)
             sent.ends = self._send_ends(p, results)
             p.commit()
         self._settle(results, sent, out)
         return out
 
-    def _lanes_back(self, sent: _Sent) -> list[LaneHold]:
+    def _lanes_back(self, sent: Sent) -> list[LaneHold]:
         """Return the lanes that are given back; one that somebody had locked would wait for its lease to run out."""
         back: list[LaneHold] = []
         for holds, given in sent.lanes_back:
@@ -387,10 +354,3 @@ class Rounds:
 
 def _claim(claimed: Claimed) -> Claim:
     return Claim(claimed.id, claimed.lease)
-
-
-def _by_lease(lanes: Sequence[LaneHold]) -> dict[tuple[int, float], list[LaneHold]]:
-    groups: dict[tuple[int, float], list[LaneHold]] = {}
-    for lane in lanes:
-        groups.setdefault((lane.lease, lane.wait), []).append(lane)
-    return groups

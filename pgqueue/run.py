@@ -152,6 +152,18 @@ class Runner:
             return replace(outcome, outcome="timeout")
         return Buried(reason="timeout", failure=failure)
 
+    def put_off(self, claimed: Claimed) -> Outcome:
+        """Decide about a retry that the budget had deferred, and that it does not admit now either.
+
+        It counts as an attempt though it does not run: so the calls stay within the budget, and the job ends.
+        """
+        failure = Failure(error_type="RetryBudget", message="not run: the retry budget of the queue is spent")
+        if claimed.attempt >= self.max_attempts(claimed):
+            return Buried(reason="exhausted", failure=failure)
+        backoff = self._backoff(claimed)
+        wait = self._rng.uniform(backoff.cap / 2, backoff.cap)
+        return Retried(delay=wait, failure=failure, outcome="put_off", deferred=True)
+
     def lost(self, claimed: Claimed) -> Outcome | None:
         """Decide whether a job whose worker was lost again may run: only one that was lost alone is buried."""
         lost = own_policy(claimed).get("lost", 0)
@@ -230,6 +242,15 @@ def own_policy(claimed: Claimed) -> dict[str, Any]:
         return json.loads(claimed.extra) if claimed.extra else {}
     except (ValueError, RecursionError):  # Postgres takes headers that are nested deeper than Python reads
         return {}
+
+
+def deferred(claimed: Claimed) -> bool:
+    """Tell whether the job is a retry that found no budget when its last attempt failed."""
+    return (
+        claimed.extra is not None
+        and '"deferred" : true' in claimed.extra
+        and own_policy(claimed).get("deferred") is True
+    )
 
 
 def unreadable(claimed: Claimed) -> bool:

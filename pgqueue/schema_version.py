@@ -16,7 +16,7 @@ from pgqueue.connection import execute
 from pgqueue.errors import SchemaMissing, SchemaOutdated, SchemaTooNew, SchemaUnreadable
 from pgqueue.statement import Row, Statement, column, load
 
-REVISION: Final = "pgqueue_0001"
+REVISION: Final = "pgqueue_0002"
 
 _SQL = load("pgqueue", "schema_version")
 _OURS = re.compile(r"pgqueue_\d{4}")

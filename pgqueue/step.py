@@ -16,17 +16,23 @@ from pgqueue.errors import BadOption
 
 #: The header under which the queue keeps what belongs to a job: the steps after it, its batch, its parent.
 MARK: Final = "pgqueue"
+#: Steps that may follow each other: each stands inside the one before it, and a JSON reader goes only so deep.
+DEEPEST: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One job to come. `kind` is the JSON text of its name and options, `payload` that of its payload."""
+    """One job to come. `kind` is the JSON text of its name and options, `payload` that of its payload.
+
+    `depth`: how many steps follow each other from here on, this one included.
+    """
 
     name: str
     kind: str
     payload: str
     key: str | None = None
     idempotency_key: str | None = None
+    depth: int = 1
 
     def text(self) -> str:
         """Return the JSON text that SQL takes."""
@@ -45,6 +51,17 @@ def steps_of(option: str, steps: Any) -> tuple[Step, ...]:
         if not isinstance(step, Step):
             raise BadOption(option, f"{step!r} is not a step; make one of the job: job.with_payload(...)")
     return tuple(steps)
+
+
+def depth_of(option: str, then: Iterable[Step]) -> int:
+    """Return how many steps follow each other; raise BadOption for more than can be read back."""
+    depth = max((step.depth for step in then), default=0)
+    if depth > DEEPEST:
+        raise BadOption(
+            option,
+            f"{depth} steps follow each other, more than {DEEPEST}; let the handler add the next one: job.then(...)",
+        )
+    return depth
 
 
 def steps_json(steps: Iterable[Step]) -> str:

@@ -1,5 +1,8 @@
 """The sweep: looks at queues from their start, for late commits and for jobs whose worker was lost.
 
+Keyed jobs are found by routing above a proven floor. Once a minute a sweep looks for them from the start too, a window
+at a time, so that one below the floor (a row restored by hand, a lane somebody deleted) waits for no restart.
+
 A job that lost its worker is a suspect: it may be what killed it. The first time it runs with seven others at
 most, and the next few are taken when these have ended; from the second time it runs with nothing beside it.
 """
@@ -8,12 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from pgqueue.claim import route
 from pgqueue.config import MAX_CLAIM, WorkerSettings
+from pgqueue.floors import WINDOW
 from pgqueue.hand import Hand
 from pgqueue.intake import Intake
+from pgqueue.pipeline import Pipeline
 from pgqueue.quota import Quota
 from pgqueue.round import Rounds
+from pgqueue.stray import strays
+
+#: Seconds between two looks at all keyed jobs of a queue.
+WHOLE: Final = 60.0
 
 
 class Sweeper:
@@ -30,6 +41,9 @@ class Sweeper:
         self._suspects: frozenset[int] = frozenset()
         self._suspected: Sequence[str] = ()
         self._one: int | None = None
+        #: When the keyed jobs of a queue are looked at from the start, and how far the look under way has come.
+        self._route_at: dict[str, float] = {}
+        self._route_from: dict[str, int] = {}
         #: Whether a suspect waits for the rest to end, or runs with nothing beside it: nothing else is claimed.
         self.alone = False
 
@@ -37,21 +51,49 @@ class Sweeper:
         """Look at these queues from the start; return how many jobs were taken."""
         began = time.monotonic()
         free = self._quota.free()
-        wish = self._intake.sweep_wish(queues, max(0, min(free, MAX_CLAIM)))
-        if not wish.levels:
+        wish, lost = (
+            self._intake.sweep_wish(queues, max(0, min(free, MAX_CLAIM))),
+            self._intake.suspect_wish(queues),
+        )
+        if not lost.levels:
             return 0
-        ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
+        ceilings = [self._intake.floors.ceiling[level] for level in lost.levels]
         recovering = free > 0 and self._suspects.isdisjoint(self._hand.held)
         answer, recovered, self.alone = self._rounds().sweep(
-            wish, ceilings, recovering=recovering, alone=False
+            wish, lost, ceilings, recovering=recovering, alone=False
         )
         if recovering:
             self._suspects, self._suspected = frozenset(c.id for c in recovered), queues
-        got = self._intake.swept(wish, answer, recovered)
+        got = self._intake.swept(wish, answer, lost, recovered)
+        self._route(queues, began)
         cost = time.monotonic() - began
         if 20 * cost > self._settings.sweep:
             self._rounds().postpone(queues, 20 * cost)
         return got
+
+    def _route(self, queues: Sequence[str], now: float) -> None:
+        """Give keyed jobs their lanes, from the start of these queues, where that is due or under way."""
+        for queue in queues:
+            if queue not in self._route_from and now >= self._route_at.get(queue, 0.0):
+                self._route_at[queue], self._route_from[queue] = now + WHOLE, 0
+        looks = {queue: self._route_from[queue] for queue in queues if queue in self._route_from}
+        if not looks:
+            return
+        with Pipeline(self._rounds().connection) as p:
+            windows = p.send(strays(looks))
+        lacking = {}
+        for window in windows.result():
+            if window.missing:
+                lacking[window.queue] = looks[window.queue]
+            if window.jobs < WINDOW or window.last >= self._intake.floors.route[window.queue]:
+                del self._route_from[window.queue]  # what stands above the floor every round looks at
+            else:
+                self._route_from[window.queue] = window.last
+        if lacking:
+            with Pipeline(self._rounds().connection) as p:
+                p.begin()
+                p.send(route(lacking))
+                p.commit()
 
     def more(self) -> int:
         """Take the next suspects if the last ones have ended: that needs no turn."""
@@ -63,15 +105,15 @@ class Sweeper:
         """See whether the suspect still waits for the rest to end: another process may have run it meanwhile."""
         if self._one in self._hand.held:
             return
-        wish = self._intake.sweep_wish(self._settings.queues, 0)
+        wish = self._intake.suspect_wish(self._settings.queues)
         ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
         self.alone = self._rounds().waits_alone(wish, ceilings)
 
     def run_alone(self) -> bool:
         """Take one suspect, now that nothing else is in hand; tell whether to go on without waiting."""
-        wish = self._intake.sweep_wish(self._settings.queues, 1)
+        wish = self._intake.suspect_wish(self._settings.queues)
         ceilings = [self._intake.floors.ceiling[level] for level in wish.levels]
-        _, found, _ = self._rounds().sweep(wish, ceilings, recovering=False, alone=True)
+        _, found, _ = self._rounds().sweep(wish, wish, ceilings, recovering=False, alone=True)
         if not found:
             self.alone = False
             return True

@@ -10,7 +10,7 @@ from pgqueue.app import DEFAULT_QUEUE, App
 from pgqueue.batch import fold
 from pgqueue.config import WorkerSettings
 from pgqueue.connection import execute
-from pgqueue.depth import depth
+from pgqueue.depth import depth, due
 from pgqueue.errors import PgqueueError
 from pgqueue.worker import Worker
 
@@ -26,7 +26,7 @@ class NotDrained(PgqueueError):
 
 
 def drain(app: App, dsn: str, *, timeout: float = 30.0, concurrency: int = 8) -> None:
-    """Run the committed jobs of the app's queues until none is ready or running; delayed jobs and retries stay.
+    """Run the committed jobs of the app's queues until none is ready or running; those whose time has not come stay.
 
     A failing handler does not raise here: look at the job's effects, or at the dead letters. Raises NotDrained
     after `timeout` seconds.
@@ -46,5 +46,13 @@ def drain(app: App, dsn: str, *, timeout: float = 30.0, concurrency: int = 8) ->
 
 
 def _left(connection: psycopg.Connection[tuple[object, ...]], queues: tuple[str, ...]) -> int:
-    execute(connection, fold())  # the job that completes a batch belongs to what was enqueued
-    return sum(d.ready + d.in_flight + d.blocked for d in execute(connection, depth()) if d.queue in queues)
+    def count() -> int:
+        found = execute(connection, depth())
+        waiting = sum(d.ready + d.in_flight + d.blocked for d in found if d.queue in queues)
+        return waiting + execute(connection, due(queues))
+
+    if left := count():
+        return left
+    # All members of batches have ended: what completes them belongs to what was enqueued.
+    execute(connection, fold())
+    return count()

@@ -12,10 +12,11 @@ and the floors' proof, so it is short: the server ends what exceeds the job's ti
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -26,9 +27,9 @@ from pgqueue.app import JobType
 from pgqueue.connection import execute, execute_async
 from pgqueue.errors import LeaseLost
 from pgqueue.finish import complete
-from pgqueue.job import Claim, Claimed, Completed, Fenced, Job, Outcome, Written
+from pgqueue.job import Claim, Claimed, Completed, Fenced, Job, Outcome, Snoozed, Written
 from pgqueue.ledger import seal
-from pgqueue.run import Isolated, Runner
+from pgqueue.run import Isolated, Runner, failure_of
 from pgqueue.statement import Statement, load, nothing
 
 _SQL = load("pgqueue", "transact")
@@ -53,7 +54,12 @@ class TransactionalRunner(Runner):
         """Run a `def` handler and its acknowledgement in one transaction."""
         try:
             arguments, named = self.arguments(claimed, job)
-            with self._transactions.begin(self.kind.handle_type, self.timeout(claimed)) as (handle, base):
+            with ExitStack() as stack:
+                try:
+                    opening = self._transactions.begin(self.kind.handle_type, self.timeout(claimed))
+                    handle, base = stack.enter_context(opening)
+                except Exception as error:  # noqa: BLE001 - only the database's trouble is not the handler's
+                    return _unopened(error) or self.failed(claimed, error)
                 value = Context().run(self.kind.handler, *arguments, **named, **{self._handle: handle})
                 if handle is not base:
                     handle.commit()
@@ -67,10 +73,12 @@ class TransactionalRunner(Runner):
         """Run an `async def` handler and its acknowledgement in one transaction."""
         try:
             arguments, named = self.arguments(claimed, job)
-            async with self._transactions.abegin(self.kind.handle_type, self.timeout(claimed)) as (
-                handle,
-                base,
-            ):
+            async with AsyncExitStack() as stack:
+                try:
+                    opening = self._transactions.abegin(self.kind.handle_type, self.timeout(claimed))
+                    handle, base = await stack.enter_async_context(opening)
+                except Exception as error:  # noqa: BLE001 - as above
+                    return _unopened(error) or self.failed(claimed, error)
                 value = await Isolated(self.kind.handler(*arguments, **named, **{self._handle: handle}))
                 if handle is not base:
                     await handle.commit()
@@ -226,6 +234,16 @@ def _fit(idle: deque[C]) -> C | None:
             connection.pgconn.finish()
         else:
             return connection
+
+
+def _unopened(error: Exception) -> Outcome | None:
+    """Put off a job that found no transaction: the handler has not begun, so no attempt is spent.
+
+    None for an error that is not the database's (a missing package, say), which no wait will mend.
+    """
+    if not isinstance(error, psycopg.Error) and type(error).__module__ != "sqlalchemy.exc":
+        return None
+    return Snoozed(delay=random.uniform(1.0, 2.0), failure=failure_of(error))
 
 
 def _clean(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:

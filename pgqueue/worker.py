@@ -75,6 +75,13 @@ class Worker:
             raise ConfigError(
                 "the app has no jobs: import the modules that define them before the worker starts"
             )
+        for kind in app.types.values():
+            window = kind.max_attempts * kind.backoff.cap
+            if self.settings.ledger < window:
+                raise ConfigError(
+                    f"ledger: {self.settings.ledger:g} s is shorter than the {window:g} s in which attempts of job "
+                    f"{kind.name!r} may be retried, so an effect could be applied again; keep it longer (--ledger)"
+                )
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._threads: list[threading.Thread] = []
         self._draining = threading.Event()
@@ -109,6 +116,7 @@ class Worker:
         is_async = any(runner.kind.is_async for runner in runners.values())
         tasks = TaskSlots(Shelf(settings.queues), **common) if is_async else None
         quota = Quota(settings, hand, levels)
+        retries = Retries(levels, on=settings.retry_budget)
         intake = Intake(
             settings=settings,
             runners=runners,
@@ -117,9 +125,9 @@ class Worker:
             quota=quota,
             threads=threads,
             tasks=tasks,
+            retries=retries,
             bus=self.bus,
         )
-        retries = Retries(levels, on=settings.retry_budget)
         self._write_off = WriteOff(hand, intake, retries, levels, self.bus)
         self._hand, self._children, self._tasks = hand, children, tasks
         self._engine = Engine(
@@ -135,7 +143,7 @@ class Worker:
             bus=self.bus,
             worker=self.name,
         )
-        self._engine.set_paused(*self._paused)  # before the first claim, not a second after it
+        self._engine.set_paused(self._paused)  # before the first claim, not a second after it
         self._pulse = Pulse(
             settings=settings,
             hand=hand,

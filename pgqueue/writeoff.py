@@ -10,9 +10,21 @@ from typing import Any, TypeVar
 from pgqueue.events import Bus, JobFinished, JobsAcked, JobsReleased, JobSucceeded, LeasesLost
 from pgqueue.hand import Ended, Hand
 from pgqueue.intake import Intake
-from pgqueue.job import Claimed, Completed, Done, Fenced, Outcome, Released, Retried, Snoozed, Written
+from pgqueue.job import (
+    Claimed,
+    Completed,
+    Done,
+    Fenced,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Written,
+    is_limit,
+)
+from pgqueue.plan import Outcomes
+from pgqueue.results import Results
 from pgqueue.retries import Retries
-from pgqueue.round import Outcomes, Results
 from pgqueue.shelf import LaneHold
 
 T = TypeVar("T")
@@ -58,6 +70,10 @@ class WriteOff:
         hand = self._hand
         return bool(self._done or self._ended or self._lanes or hand.done or hand.ended or hand.lanes_over)
 
+    def lanes_ready(self, sent: Sequence[LaneHold]) -> bool:
+        """Tell whether a lane can be given back now that was not among those of the last round."""
+        return any(lane not in sent for lane in self._ready_lanes())
+
     def give_back(self, claimed: Claimed) -> None:
         """Return a job to the queue, attempt not counted."""
         self._ended.append((claimed, Released()))
@@ -79,7 +95,7 @@ class WriteOff:
         done = _drain(hand.done)
         self._done.extend(done)
         ended = _drain(hand.ended)
-        self._retries.ran([*done, *(e.claimed for e in ended)])
+        self._retries.ran(done, ended)
         for one in self._retries.spend(ended):
             self._take(one)
         self._done.sort(key=_ID)
@@ -112,19 +128,38 @@ class WriteOff:
                 self._ended.append((ended.claimed, ended.outcome))
         if isinstance(ended.outcome, Retried) and ended.outcome.deferred:
             for lane in self._hand.lanes.values():
-                if ended.claimed.id in lane.ids and lane.key != f"@{ended.claimed.name}":
+                if ended.claimed.id in lane.ids and not is_limit(lane.key, ended.claimed.name):
                     lane.wait = max(lane.wait, ended.outcome.delay)
+
+    def depart(self, results: Results) -> None:
+        """Leave out of the next results what is on its way to the database; `landed` or `back` follows."""
+        self._done = self._done[len(results.done) + len(results.applied) :]
+        self._ended = self._ended[len(results.ended) :]
+        if results.lanes:
+            sent = set(results.lanes)
+            self._lanes = [lane for lane in self._lanes if lane not in sent]
+
+    def back(self, results: Results) -> None:
+        """Take back results that are to be written again."""
+        self._done = [*results.done, *results.applied, *self._done]
+        self._ended = [*results.ended, *self._ended]
+        self._lanes = [*results.lanes, *self._lanes]
+
+    def landed(self, results: Results, out: Outcomes) -> None:
+        """Forget what a round that had departed has written; take back what it could not."""
+        if len(out.finished) < len(results) or len(out.lanes_back) < len(results.lanes):
+            self.back(results)
+        self.settle(results, out)
 
     def settle(self, results: Results, out: Outcomes) -> None:
         """Forget what the round has written; keep what it could not."""
         hand, gone = self._hand, out.finished | out.lost
         hand.strike(c for c in results.claims() if c.id in gone)
         self._locked = (self._locked | out.locked) - gone
-        if len(gone) == len(self._done) + len(self._ended):
-            self._done, self._ended = [], []
-        else:
-            self._done = [c for c in self._done if c.id not in gone]
-            self._ended = [(c, o) for c, o in self._ended if c.id not in gone]
+        if self._done or self._ended:  # what came after this round departed stays, be it of the same job
+            written = {id(c) for c in results.claims() if c.id in gone}
+            self._done = [c for c in self._done if id(c) not in written]
+            self._ended = [(c, o) for c, o in self._ended if id(c) not in written]
         if out.lanes_back:
             self._strike_lanes(out.lanes_back)
         completed = [c for c, o in results.ended if isinstance(o, Completed)]
@@ -144,7 +179,9 @@ class WriteOff:
             name = lane.queue, lane.key, lane.pos
             if self._hand.lanes.get(name) is lane:  # not a later hold of the same lane
                 del self._hand.lanes[name]
-        self._lanes = [lane for lane in self._lanes if lane not in lanes]
+        if self._lanes:
+            back = set(lanes)
+            self._lanes = [lane for lane in self._lanes if lane not in back]
 
     def instead(self, claimed: Claimed, outcome: Outcome) -> None:
         """Write another outcome of a job than the one that cannot be written."""

@@ -25,7 +25,7 @@ class RelayConfig:
     dsn: str = field(repr=False)
     name: str
     source: str
-    batch: int = 200
+    batch: int = 1000
     lease: float = 10.0
     pause: float = 0.002
     longest_poll: float = 1.0

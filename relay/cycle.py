@@ -1,7 +1,8 @@
 """The relay's connection, and the one round trip that writes down the last batch and reads the next.
 
 Writing and reading are two transactions of one pipeline: marks and failures are committed before the snapshot
-of the read is taken, so the read sees them. Nothing is open when the answer is here.
+of the read is taken, so the read sees them. Nothing is open when the answer is here. The commit does not wait for the
+disk: marks that a crash of the server undoes are marks of events that are published again, as after any other crash.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ _EVERY_SESSION = (
     "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
     "SET idle_session_timeout = 0",
 )
-#: A plan made while the outbox was empty would scan it whole when it is not; compiling it costs more than it saves.
+#: A plan made while the outbox was empty would scan it whole when it is not; compiling it, or making it anew for other
+#: parameters, costs more than it saves.
 #: A look from the start may take its time, a row that somebody has locked may not take ours.
 PUBLISHING = (
     "SET enable_seqscan = off",
     "SET enable_bitmapscan = off",
+    "SET plan_cache_mode = force_generic_plan",
     "SET jit = off",
     "SET statement_timeout = 0",
     "SET lock_timeout = '250ms'",
@@ -96,7 +99,7 @@ def cycle(
     parts = list(floors)
     try:
         with Pipeline(conn) as sent:
-            written = _send(sent, ledger, keep=keep, policy=policy)
+            written = _send(sent, ledger, keep=keep, policy=policy, at_once=False)
             sent.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             mine = sent.send(publish.mine(me))
             trouble = sent.send(publish.trouble(parts))
@@ -153,11 +156,16 @@ class _Written:
         return self.failed.result() if self.failed else []
 
 
-def _send(sent: Pipeline, ledger: Ledger, *, keep: bool, policy: RejectionPolicy) -> _Written:
+def _send(
+    sent: Pipeline, ledger: Ledger, *, keep: bool, policy: RejectionPolicy, at_once: bool = True
+) -> _Written:
+    """Send what is known; what is not written `at_once` a crash of the server may undo, and then it is found again."""
     written = _Written()
     if not ledger:
         return written
     sent.begin()
+    if not at_once:
+        sent.run("SET LOCAL synchronous_commit = off")
     if ledger.confirmed:
         sent.send(publish.mark(ledger.confirmed, keep=keep))
     if ledger.stuck:

@@ -18,6 +18,7 @@ import msgspec
 #: Sequence numbers are compared as text, so they have one width: that of the largest bigint.
 SEQUENCE_DIGITS: Final = 19
 
+_encode = msgspec.json.Encoder().encode
 _EXTENSION = re.compile(r"[a-z0-9]{1,20}")
 _RESERVED = frozenset(
     {
@@ -109,7 +110,7 @@ def attributes(event: Event, source: str) -> dict[str, str]:
         "id": event.idempotency_key,
         "source": source,
         "type": event.event_type,
-        "time": event.created_at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "time": _time(event.created_at),
         "datacontenttype": "application/json",
     }
     if event.aggregate_id:
@@ -118,6 +119,8 @@ def attributes(event: Event, source: str) -> dict[str, str]:
         context["partitionkey"] = event.aggregate_id
     if event.version is not None and event.version >= 0:
         context["sequence"] = f"{event.version:0{SEQUENCE_DIGITS}}"
+    if not event.headers:
+        return context
     extensions = {
         name: value
         for name, value in event.headers.items()
@@ -130,6 +133,13 @@ def attributes(event: Event, source: str) -> dict[str, str]:
     return context | extensions
 
 
+def _time(at: datetime) -> str:
+    """Return a time in UTC, always with six digits behind the second."""
+    if at.microsecond:  # the encoder leaves out zeros, and takes a hundredth of the time
+        return _encode(at.astimezone(UTC))[1:-1].decode()
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
 def structured(event: Event, source: str) -> bytes:
     """Return the event as one CloudEvents JSON object; the payload stands in it as it was read."""
-    return msgspec.json.encode(attributes(event, source) | {"data": msgspec.Raw(event.payload.encode())})
+    return _encode(attributes(event, source) | {"data": msgspec.Raw(event.payload.encode())})

@@ -7,6 +7,10 @@ it.
 
 Whenever a snapshot lowers a floor, that snapshot's events of the partition do not count: they were read above
 the old floor and may lack the ones that must go first. (Keeping them gave 3,904 inversions in 16,089 events.)
+
+A look may be taken while the events of the one before are still under way. It is asked above the floors that hold if
+all of those are confirmed (`ahead`). Where one was not, the floor has stayed behind what was asked: the partition
+counts as lowered, and its events of that look do not count either.
 """
 
 from __future__ import annotations
@@ -85,14 +89,27 @@ class Floors:
         for part in self._floor:
             self._lower(part, 0)
 
+    def ahead(self, sent: Iterable[Event], rest: Iterable[Event]) -> dict[int, int] | None:
+        """Return the floors to read above while `sent` is under way and `rest`, later ones, has to be read again.
+
+        None if an event was read beyond what is proven: it would be read again while it is under way.
+        """
+        asked = self._floor | {part: max(reach, self._floor[part]) for part, reach in self._reach.items()}
+        for event in rest:
+            asked[event.part] = min(asked[event.part], event.id - 1)
+        return None if any(event.id > asked[event.part] for event in sent) else asked
+
     def absorb(self, look: Look, *, asked: Mapping[int, int], n: int, now: float) -> Batch:
-        """Take in what a read saw above the floors `asked`, `n` a partition; return what may be published."""
+        """Take in what a read saw above the floors `asked`, `n` a partition; return what may be published.
+
+        What was under way meanwhile must have been settled before.
+        """
         mine = frozenset(look.mine)
         lost = frozenset(part for part in asked if part not in mine)
         self.forget(lost)
         self.take(mine - self._floor.keys())
         proven = self.horizon.settled
-        moved: set[int] = set()
+        moved = {part for part, floor in asked.items() if self._floor.get(part, floor) < floor}
         if look.last < proven:  # another server, or a restored one: its numbers prove nothing here
             self.reset()
             moved.update(self._floor)

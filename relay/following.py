@@ -136,7 +136,9 @@ class Following(Publishing):
             _, at = execute(conn, publish.last())
             self.progress = began = time.monotonic()
             outcome = self._targets.send(todo, deadline=began + self.config.send_timeout)
-            unconfirmed = self._take_in(todo, outcome, at=at, seconds=time.monotonic() - began)
+            seconds = time.monotonic() - began
+            age = (at - todo[0].created_at).total_seconds() + seconds
+            unconfirmed = self._take_in(outcome, age=age, seconds=seconds)
             for sent in outcome.values():
                 refused = {*sent.rejected, *(sent.unanswered if sent.down is None else ())}
                 self._left |= {event.key: event.part for event in sent.unconfirmed if event.id in refused}

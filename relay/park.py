@@ -53,7 +53,7 @@ def skip(ids: Iterable[int]) -> Statement[list[int]]:
 def hold(aggregate_id: str, *, why: str) -> Statement[int | None]:
     """Stop an aggregate at its oldest unpublished event; the answer is its id, None if there is none.
 
-    `retry` with that id lets it go on. A batch that is being published is not called back.
+    `retry` with that id lets it go on. What a relay has read already, up to two batches, is not called back.
     """
     return Statement(_SQL["hold"], {"aggregate_id": aggregate_id, "why": why}, scalar)
 

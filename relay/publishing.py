@@ -1,7 +1,23 @@
 """The publishing loop: write down the last batch, read the next, give it to the sinks.
 
-No transaction is open while a sink works. A lost connection is opened again, with everything that was
-confirmed still to be marked; partitions change hands only between two batches.
+No transaction waits for a sink. A lost connection is opened again, with everything that was confirmed still to be
+marked; partitions change hands only between two batches.
+
+While there is a backlog the database works while the sinks do: with batch k under way, one round trip writes down batch
+k-1 and takes look k+1. That look sees the events of k as not published. What keeps the order:
+
+- It is asked above all events of k (`Floors.ahead`), and only where these are proven: so no event of k is read again,
+  and none that may still appear among them is passed over.
+- Batch k+1 begins when k is settled. Where an event of k was not confirmed, the floor stays below it, the look was
+  asked above, and so the partition's events of the look are dropped. Then each event of k+1 has every older one of
+  its aggregate marked, parked, confirmed in k, or before it in k+1: as if k had been marked before the look.
+- A rejection in k is written down by the round trip that follows, before the look that reads its partition again.
+- A guard that ended, an aggregate that began or ceased to wait, an event due again, a partition lost: all are
+  in the look, and are taken in after k was settled, in the order of the looks.
+- A look in hand is dropped when the sinks are away or it is older than a third of a lease: a relay whose lease has
+  run out sends nothing that it read long ago. None is taken when partitions are to be shared or read from 0.
+- A relay that dies leaves two batches unmarked at most.
+- The ledger is the round trip's while it runs; what became of k is noted after it.
 """
 
 from __future__ import annotations
@@ -10,7 +26,9 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from threading import Event as Flag
 from typing import Final
 from uuid import UUID
@@ -21,11 +39,12 @@ from pgqueue.events import Bus, LoopFailed, LoopRecovered
 from pgqueue.loop import IdlePoll, Trouble, Wake
 from relay import events as told
 from relay import partitions, publish
+from relay.ahead import Ahead
 from relay.config import RelayConfig
 from relay.cycle import Connection, Ledger, connect, cycle, write
 from relay.event import Event, Unavailable
 from relay.floors import Batch, Floors
-from relay.publish import Failed
+from relay.publish import Failed, Look
 from relay.send import Sent, no_answer
 from relay.targets import Target, Targets
 
@@ -41,6 +60,19 @@ MOST_HELD: Final = 10_000
 #: Tries to mark what is confirmed when the database is away at the end; what is not marked is published
 #: again.
 FAREWELLS: Final = 3
+#: Few partitions that hold most of the work are read so many times deeper with each look.
+DEEPER: Final = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """A look that was taken: above which floors, at most how many events of a partition, when (monotonic seconds)."""
+
+    look: Look
+    asked: Mapping[int, int]
+    n: int
+    began: float
+    ended: float
 
 
 class Publishing:
@@ -66,7 +98,7 @@ class Publishing:
         self._rebalance_at = 0.0
         self._zero_at = 0.0
         self._armed_until = 0.0
-        self._narrow = True
+        self._depth = 1
         #: Set once partitions were shared out for the first time: before, all look as if nobody owned them.
         self.shared = Flag()
 
@@ -97,31 +129,37 @@ class Publishing:
         self._ledger.late.clear()
         self._rebalance_at = 0.0
         self._zero_at = time.monotonic() + LOOK_FROM_ZERO_S
+        seen: Seen | None = None
         while not self._stop.is_set():
             self.progress = now = time.monotonic()
-            if now >= self._rebalance_at:
-                self._rebalance(conn)
-            if now < self._quiet_until:  # the sink is away, but the partitions are still ours to share
-                self._stop.wait(max(0.0, min(self._quiet_until, self._rebalance_at) - now))
-                continue
-            batch = self._look(conn)
+            if seen is None:
+                if now >= self._rebalance_at:
+                    self._rebalance(conn)
+                if now < self._quiet_until:  # the sink is away, but the partitions are still ours to share
+                    self._stop.wait(max(0.0, min(self._quiet_until, self._rebalance_at) - now))
+                    continue
+                if now >= self._zero_at:
+                    self._floors.look_from_zero()
+                    self._zero_at = now + LOOK_FROM_ZERO_S
+                seen = self._look(conn, dict(self._floors.parts))
+            batch = self._absorb(seen)
             if (seconds := self._database.over()) is not None:
                 self._bus.emit(LoopRecovered(loop=LOOP, seconds=seconds))
             if batch.events:
-                self._publish(conn, batch)
+                seen = self._publish(conn, batch, seen.ended)
                 self._poll.reset()
-            elif not batch.moved:
+                continue
+            seen = None
+            if not batch.moved:
                 self._floors.settle(())
                 self._idle(conn)
 
-    def _look(self, conn: Connection) -> Batch:
+    def _look(self, conn: Connection, asked: Mapping[int, int]) -> Seen:
+        """Write the ledger down and read above these floors."""
         config = self.config
-        now = time.monotonic()
-        if now >= self._zero_at:
-            self._floors.look_from_zero()
-            self._zero_at = now + LOOK_FROM_ZERO_S
-        asked = dict(self._floors.parts)
-        n = max(4, math.ceil(config.batch / max(1, len(asked)))) if self._narrow else config.batch
+        began = time.monotonic()
+        n = min(config.batch, self._depth * max(4, math.ceil(config.batch / max(1, len(asked)))))
+        reasons = self._reasons
         look, failed = cycle(
             conn,
             me=self._me,
@@ -131,31 +169,50 @@ class Publishing:
             keep=config.keep,
             policy=config.rejection,
         )
-        self._tell_failed(failed)
-        batch = self._floors.absorb(look, asked=asked, n=n, now=time.monotonic())
+        self._tell_failed(failed, reasons)
+        return Seen(look=look, asked=asked, n=n, began=began, ended=time.monotonic())
+
+    def _absorb(self, seen: Seen) -> Batch:
+        batch = self._floors.absorb(seen.look, asked=seen.asked, n=seen.n, now=time.monotonic())
         if batch.lost:
             self._bus.emit(told.PartitionsLost(parts=tuple(sorted(batch.lost))))
-        # A few partitions hold most of the work: read them as deep as a batch goes.
-        self._narrow = not (batch.full and 2 * len(batch.events) < config.batch)
+        count, most = len(batch.events), self.config.batch
+        if not batch.full or count > 2 * most:
+            self._depth = 1
+        elif 2 * count < most:
+            self._depth = min(DEEPER * self._depth, most)
         return batch
 
-    def _publish(self, conn: Connection, batch: Batch) -> None:
+    def _publish(self, conn: Connection, batch: Batch, looked: float) -> Seen | None:
+        """Give a batch to the sinks; return the look that was taken meanwhile, if one was and may be used."""
         config = self.config
         todo = [event for event in batch.events if event.id not in self._ledger.stuck]
         now, rest = todo[: 2 * config.batch], todo[2 * config.batch :]
         began = time.monotonic()
-        outcome = self._targets.send(now, deadline=began + config.send_timeout)
-        seconds = time.monotonic() - began
-        unconfirmed = self._take_in(now, outcome, at=batch.at, seconds=seconds)
+        ahead: Ahead[Seen] | None = None
+        if batch.full and len(now) >= SMALL_BATCH and began < min(self._rebalance_at, self._zero_at):
+            asked = self._floors.ahead(now, rest)
+            ahead = None if asked is None else Ahead(partial(self._look, conn, asked))
+        try:
+            outcome = self._targets.send(now, deadline=began + config.send_timeout)
+            seconds = time.monotonic() - began
+        finally:
+            if ahead is not None:
+                ahead.wait()
+        age = (batch.at - batch.events[0].created_at).total_seconds() + time.monotonic() - looked
+        unconfirmed = self._take_in(outcome, age=age, seconds=seconds)
         self._floors.settle([*unconfirmed, *rest])
         self._wait_for_sinks(conn, unconfirmed)
         if len(todo) < SMALL_BATCH and config.pause and not self._quiet_until:
             self._stop.wait(config.pause)
+        seen = None if ahead is None else ahead.result()
+        usable = (
+            seen is not None and not self._quiet_until and time.monotonic() - seen.began < config.lease / 3
+        )
+        return seen if usable else None
 
-    def _take_in(
-        self, events: Sequence[Event], outcome: Mapping[Target, Sent], *, at: datetime, seconds: float
-    ) -> list[Event]:
-        """Note what became of events, to be written down; return those that were not confirmed."""
+    def _take_in(self, outcome: Mapping[Target, Sent], *, age: float, seconds: float) -> list[Event]:
+        """Note what became of events, the oldest `age` s old, to be written down; return those not confirmed."""
         unconfirmed: list[Event] = []
         count = 0
         self._reasons = {}
@@ -167,7 +224,6 @@ class Publishing:
             unconfirmed += sent.unconfirmed
             count += len(sent.confirmed)
         if count:
-            age = (at - events[0].created_at).total_seconds() + seconds
             self._bus.emit(told.EventsPublished(count=count, seconds=seconds, oldest_s=age))
         for target, sent in outcome.items():
             self._note(target, sent)
@@ -271,11 +327,12 @@ class Publishing:
 
     def _write(self, conn: Connection) -> None:
         config = self.config
-        self._tell_failed(write(conn, self._ledger, keep=config.keep, policy=config.rejection))
+        failed = write(conn, self._ledger, keep=config.keep, policy=config.rejection)
+        self._tell_failed(failed, self._reasons)
 
-    def _tell_failed(self, failed: list[Failed]) -> None:
+    def _tell_failed(self, failed: list[Failed], reasons: Mapping[int, str]) -> None:
         for one in failed:
-            reason = self._reasons.get(one.id, "")
+            reason = reasons.get(one.id, "")
             self._bus.emit(
                 told.EventRejected(event_id=one.id, attempts=one.attempts, parked=one.parked, reason=reason)
             )

@@ -36,6 +36,7 @@ FROM_THE_START_S: Final = 86_400.0
 _SESSION = (
     "SET statement_timeout = '10s'",
     "SET lock_timeout = '2s'",
+    "SET idle_in_transaction_session_timeout = '60s'",
     "LISTEN pgqueue_outbox",
 )
 

@@ -48,7 +48,7 @@ class StreamEnded(PgqueueError):
 
 
 def prepare(conn: psycopg.Connection[Row]) -> str:
-    """Make publication and slot unless they are there; return the slot's name.
+    """Make publication and slot unless they are there, a slot that was given up anew; return the slot's name.
 
     `conn` is in autocommit mode. Raises ConfigError where the server cannot decode, or the role may not.
     """
@@ -61,7 +61,10 @@ def prepare(conn: psycopg.Connection[Row]) -> str:
     try:
         if not execute(conn, Statement(_SQL["has_publication"], {}, scalar)):
             execute(conn, Statement(_SQL["publication"], {}, nothing))
-        if not execute(conn, Statement(_SQL["has_slot"], {"slot": slot}, scalar)):
+        states: list[bool] = execute(conn, Statement(_SQL["slot_state"], {"slot": slot}, column))
+        if states == [False]:  # the server gave it up; what it would have told is read from the table
+            execute(conn, Statement(_SQL["forget_slot"], {"slot": slot}, nothing))
+        if states != [True]:
             execute(conn, Statement(_SQL["slot"], {"slot": slot}, nothing))
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(

@@ -7,18 +7,17 @@ Revises:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from alembic import op
+from alembic.util import load_python_file
 
 revision = "pgqueue_0001"
 down_revision = None
 branch_labels = ("pgqueue",)
 depends_on = None
 
-# A statement ends at a semicolon outside of comments, strings, names and dollar quotes.
-_TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;""", re.DOTALL)
+_step = load_python_file(str(Path(__file__).parents[1]), "step.py")
 
 # The loops of the script make their sequences with names ending in 00 to 63.
 _MADE = re.compile(r"CREATE (TABLE|SEQUENCE|FUNCTION|VIEW) (pgqueue\.\w+)(%s)?")
@@ -55,21 +54,21 @@ END $$;
 
 
 def upgrade() -> None:
-    if _guest():
-        _run(_CREATE_SCHEMA)
-        if _recorded():
+    if _step.guest():
+        _step.run(_CREATE_SCHEMA)
+        if revision <= _step.recorded():
             return
-    _run(_script())
-    if _guest():
-        _run(_RECORD)
+    _step.run(_script())
+    if _step.guest():
+        _step.run(_RECORD)
 
 
 def downgrade() -> None:
-    if _guest() and not op.get_context().as_sql and not _recorded():
+    if _step.guest() and not op.get_context().as_sql and revision > _step.recorded():
         return
-    _run(_reverse(_script()))
-    if _guest():
-        _run(_FORGET)
+    _step.run(_reverse(_script()))
+    if _step.guest():
+        _step.run(_FORGET)
 
 
 def _reverse(script: str) -> str:
@@ -85,40 +84,3 @@ def _reverse(script: str) -> str:
 
 def _script() -> str:
     return Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
-
-
-def _guest() -> bool:
-    """Tell whether another project's Alembic runs this: workers do not read its version table."""
-    return op.get_context().version_table_schema != "pgqueue"
-
-
-def _recorded() -> bool:
-    """Tell whether `pgqueue migrate` has run this revision already."""
-    context = op.get_context()
-    if context.as_sql or context.bind is None:
-        return False
-    there = context.bind.exec_driver_sql(
-        "SELECT pg_catalog.to_regclass('pgqueue.alembic_version') IS NOT NULL"
-    )
-    if not there.scalar():
-        return False
-    found = context.bind.exec_driver_sql("SELECT version_num FROM pgqueue.alembic_version").scalars()
-    return any(number.startswith("pgqueue_") and number >= revision for number in found)
-
-
-def _run(text: str) -> None:
-    """Run a script statement by statement, as asyncpg asks for, with every percent sign as it stands."""
-    context = op.get_context()
-    for statement in _statements(text):
-        if context.as_sql or context.bind is None:
-            context.impl.static_output(statement + ";\n")
-        else:
-            context.bind.exec_driver_sql(statement, execution_options={"no_parameters": True})
-
-
-def _statements(text: str) -> Iterator[str]:
-    start = 0
-    for token in _TOKEN.finditer(text):
-        if token[0] == ";":
-            yield text[start : token.start()].strip()
-            start = token.end()

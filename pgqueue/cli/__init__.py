@@ -74,10 +74,14 @@ class Command(click.Command):
             return super().invoke(ctx)
 
 
-class Commands(click.Group):
-    """A group whose commands are the modules of a package, each imported when it is asked for."""
+class Group(click.Group):
+    """A command with commands below it, which end as every command here does."""
 
     command_class = Command
+
+
+class Commands(Group):
+    """A group whose commands are the modules of a package, each imported when it is asked for."""
 
     def __init__(self, *args: Any, package: str = __name__, **extra: Any) -> None:
         super().__init__(*args, **extra)

@@ -20,6 +20,7 @@ from pgqueue.cli import raised
 from pgqueue.errors import BadOption, ConfigError, PgqueueError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+LAST_ID = 2**63 - 1
 _UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -35,6 +36,19 @@ class Duration(click.ParamType[timedelta]):
         if found is None:
             self.fail(f"{value!r} is not a duration; write 250ms, 90s, 15m, 12h or 7d", param, ctx)
         return timedelta(seconds=float(found[1]) * _UNIT[found[2] or "s"])
+
+
+class JobId(click.ParamType[int]):
+    """The id of a job: a whole number from 1."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if not text.isdecimal() or len(text) > 19 or not 0 < int(text) <= LAST_ID:
+            where = "pgqueue jobs list and pgqueue dead list --each show them"
+            self.fail(f"{text[:40]!r} is no job id; {where}", param, ctx)
+        return int(text)
 
 
 def load_app(path: str) -> App:

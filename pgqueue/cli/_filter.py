@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pgqueue.cli._app import Duration
+from pgqueue.cli._app import Duration, JobId
 from pgqueue.dead import Filter
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -50,7 +50,7 @@ def filter_options(function: Decorated) -> Decorated:
     """Add the arguments and options of a Filter; the command gives its keywords to `filter_of`."""
     for option in reversed(
         (
-            click.argument("ids", type=click.IntRange(1), nargs=-1, metavar="[ID]..."),
+            click.argument("ids", type=JobId(), nargs=-1, metavar="[ID]..."),
             click.option(
                 "--error-type", metavar="TYPE", help="Only this type of error, as `dead list` shows it."
             ),

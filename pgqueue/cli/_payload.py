@@ -1,13 +1,17 @@
-"""A payload given on the command line, checked as an enqueue would."""
+"""A payload, or the name of a job, given on the command line and checked as an enqueue would."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
+from pgqueue.cli import Failure
 from pgqueue.cli._app import load_app
+from pgqueue.cli._table import clean
 from pgqueue.errors import BadOption, BadPayload, UnknownJob
 from pgqueue.payload import Codec, misfit
 
@@ -33,6 +37,13 @@ def checked(name: str, given: str, path: str | None) -> str:
         except ValueError as error:
             raise BadPayload(name, f"does not fit its handler: {misfit(error)}") from error
     return text
+
+
+def undeclared(name: str, known: Sequence[str], otherwise: str) -> Failure:
+    """Return the error for a job name that is not declared in the database, with the nearest one that is."""
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {clean(near[0])!r}?" if near else f"; run pgqueue sync APP{otherwise}"
+    return Failure(f"no worker and no pgqueue sync has declared a job {clean(name)!r} yet{hint}")
 
 
 def _read(given: str) -> str:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,32 @@ import click
 import msgspec
 
 GAP = "  "
+INDENT = "    "
+#: The least that is shown of a text which is cut.
 NARROW = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Column:
+    """One column: its cells as texts, the head first."""
+
+    cells: list[str]
+    number: bool
+    time: bool
+
+    @property
+    def width(self) -> int:
+        return max(_width(text) for text in self.cells)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it holds texts, neither numbers nor times."""
+        return not self.number and not self.time
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row has a value."""
+        return all(text == "-" for text in self.cells[1:])
 
 
 def clean(text: str) -> str:
@@ -49,25 +75,30 @@ def cell(value: object) -> str:
     return clean(text)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Align the rows under their head; numbers to the right. On a terminal the last column is cut to fit."""
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], width: int | None = None) -> list[str]:
+    """Align the rows under their head; numbers to the right.
+
+    Where they are wider than `width`, texts go to a second, indented line a row, the last of them cut to fit: what
+    an operator copies (names, ids, error types, times) stays whole. None: as wide as it gets.
+    """
     texts = [list(head), *([cell(value) for value in row] for row in rows)]
-    right = [
-        any(_is_number(row[i]) for row in rows) and all(row[i] is None or _is_number(row[i]) for row in rows)
+    columns = [
+        _Column(
+            cells=[row[i] for row in texts],
+            number=any(_is_number(row[i]) for row in rows)
+            and all(row[i] is None or _is_number(row[i]) for row in rows),
+            time=any(isinstance(row[i], datetime) for row in rows),
+        )
         for i in range(len(head))
     ]
-    widths = [max(_width(row[i]) for row in texts) for i in range(len(head))]
-    room = None
-    if sys.stdout.isatty():
-        room = max(NARROW, shutil.get_terminal_size().columns - sum(widths[:-1]) - len(GAP) * (len(head) - 1))
-    made = []
-    for row in texts:
-        cells = [_pad(text, widths[i], right=right[i]) for i, text in enumerate(row[:-1])]
-        last = row[-1] if not right[-1] else _pad(row[-1], widths[-1], right=True)
-        if room is not None and len(last) > room:
-            last = last[: room - 1] + "…"
-        made.append(GAP.join([*cells, last]).rstrip())
-    return made
+    if width is not None and _total(columns) > width:
+        columns = [c for c in columns if not c.empty] or columns
+    return [
+        line
+        for lines in zip(*_layout(columns, width), strict=True)
+        for n, line in enumerate(lines)
+        if n == 0 or not set(line) <= {" ", "-"}
+    ]
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
@@ -75,7 +106,8 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, empty:
     if not rows:
         click.echo(empty)
         return
-    for line in table(head, rows):
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table(head, rows, width):
         click.echo(line)
 
 
@@ -105,6 +137,54 @@ def _plain(value: Any) -> Any:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _total(columns: Sequence[_Column]) -> int:
+    return sum(c.width for c in columns) + len(GAP) * (len(columns) - 1)
+
+
+def _layout(columns: list[_Column], width: int | None) -> list[list[str]]:
+    """Return the lines of all rows: first lines, second lines, .."""
+    if width is None or _total(columns[:-1]) + len(GAP) + min(NARROW, columns[-1].width) <= width:
+        return [_aligned(columns, width)]
+    first = 2 if columns[0].number and columns[1].plain else 1  # what names the row stays
+    below: list[_Column] = []
+    # Texts before times before numbers, from the right.
+    rest = columns[first:]
+    for column in [
+        *reversed([c for c in rest if c.plain]),
+        *reversed([c for c in rest if c.time]),
+        *reversed([c for c in rest if c.number]),
+    ]:
+        if _total([c for c in columns if c not in below]) > width:
+            below.append(column)
+    above = [c for c in columns if c not in below]
+    if not below:
+        return [_aligned(columns, width)]
+    more = _layout([c for c in columns if c in below], width - len(INDENT))
+    return [_aligned(above, width), *([INDENT + line for line in lines] for lines in more)]
+
+
+def _aligned(columns: Sequence[_Column], width: int | None = None) -> list[str]:
+    """Return one line a row; the last column is cut where the lines would be wider than `width`."""
+    if not columns:
+        return []
+    room = None if width is None else max(NARROW, width - _total(columns) + columns[-1].width)
+    made = []
+    for row in zip(*(c.cells for c in columns), strict=True):
+        cells = [_pad(text, c.width, right=c.number) for text, c in zip(row, columns, strict=True)]
+        cells[-1] = _cut(row[-1] if not columns[-1].number else cells[-1], room)
+        made.append(GAP.join(cells).rstrip())
+    return made
+
+
+def _cut(text: str, room: int | None) -> str:
+    """Cut a text to what a terminal shows in `room` columns."""
+    if room is None or _width(text) <= room:
+        return text
+    while _width(text) >= room:
+        text = text[:-1]
+    return f"{text}…"
 
 
 def _width(text: str) -> int:

@@ -21,7 +21,7 @@ from pgqueue.cli._app import Duration, load_app, stop_on_signals
 from pgqueue.cli._processes import stop_with_parent, supervise
 from pgqueue.config import WorkerSettings, parse_queues, parse_weights
 from pgqueue.events import Bus
-from pgqueue.health import keep_file, serve
+from pgqueue.health import keep_file, pages, serve
 from pgqueue.report import Report
 from pgqueue.worker import Worker
 
@@ -53,7 +53,7 @@ from pgqueue.worker import Worker
 )  # fmt: skip
 @option(
     "--prefetch", env="PGQUEUE_PREFETCH", type=int, metavar="N",
-    help="Jobs to claim beyond the running ones.  [default: by their duration, 0 to 500]",
+    help="Jobs to claim beyond the running ones.  [default: by their duration, 0 to 1500]",
 )  # fmt: skip
 @option(
     "--visibility", env="PGQUEUE_VISIBILITY", type=Duration(), default="30s", show_default=True,
@@ -83,6 +83,12 @@ from pgqueue.worker import Worker
     help="How long idempotency keys are remembered.",
 )
 @option(
+    "--dead-retention",
+    env="PGQUEUE_DEAD_RETENTION",
+    type=Duration(),
+    help="Discard dead letters that died so long ago.  [default: keep them]",
+)
+@option(
     "--sample",
     env="PGQUEUE_SAMPLE",
     type=Duration(),
@@ -94,7 +100,7 @@ from pgqueue.worker import Worker
     "--health-port",
     env="PGQUEUE_HEALTH_PORT",
     type=int,
-    help="Answer 200 here while the loops make progress, else 503.",
+    help="Answer 200 here while the loops make progress, else 503; and /metrics (extra metrics).",
 )
 @option(
     "--health-host", env="PGQUEUE_HEALTH_HOST", default="0.0.0.0", show_default=True,  # noqa: S104 - probes come from outside
@@ -138,7 +144,9 @@ def command(app: str, dsn: str | None, **options: Any) -> None:
         stop_with_parent(told)
         worker.start()
         if options["health_port"] is not None:
-            stack.callback(serve(options["health_host"], options["health_port"], worker.stalled).shutdown)
+            shown = pages(bus, url)
+            server = serve(options["health_host"], options["health_port"], worker.stalled, shown)
+            stack.callback(server.shutdown)
         if options["health_file"] is not None:
             over = threading.Event()
             thread = keep_file(options["health_file"], worker.stalled, over)
@@ -191,5 +199,6 @@ def _settings(options: dict[str, Any]) -> WorkerSettings:
         prefetch=options["prefetch"],
         visibility=seconds("visibility"), poll=seconds("poll"), grace=seconds("grace"), ledger=seconds("ledger"),
         retry_budget=options["retry_budget"],
+        dead_retention=None if options["dead_retention"] is None else seconds("dead_retention"),
         depth_every=seconds("sample"),
     )  # fmt: skip

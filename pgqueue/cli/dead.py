@@ -14,7 +14,8 @@ import msgspec
 import psycopg
 
 from pgqueue import dead
-from pgqueue.cli import Command, Failure, dsn_option, option
+from pgqueue.cli import Failure, Group, dsn_option, option
+from pgqueue.cli._app import JobId
 from pgqueue.cli._filter import filter_of, filter_options
 from pgqueue.cli._payload import checked
 from pgqueue.cli._session import opened
@@ -23,6 +24,7 @@ from pgqueue.cli.jobs import print_history, print_payload, value_of
 from pgqueue.connection import execute
 from pgqueue.dead import DeadJob, Filter, Moved
 from pgqueue.errors import BadOption
+from pgqueue.job import given_key
 from pgqueue.statement import Statement
 
 #: Batches a second: small enough that the rate is even, large enough to be cheap.
@@ -30,17 +32,34 @@ BEAT_S = 0.2
 UNLIMITED_BATCH = 500
 
 
-class _Group(click.Group):
-    command_class = Command
-
-
-@click.group("dead", cls=_Group)
+@click.group("dead", cls=Group)
 def command() -> None:
     """Look after dead letters: jobs that failed for good and wait for a person."""
 
 
 def _json_option(function: Any) -> Any:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")(function)
+
+
+def _move_options(function: Any) -> Any:
+    for add in reversed(
+        (
+            click.option("--all", "everything", is_flag=True, help="Every dead letter there is."),
+            click.option(
+                "--yes", is_flag=True, help="Do it; without this the command only says what it would do."
+            ),
+            option(
+                "--limit", type=click.IntRange(1), default=dead.LIMIT, show_default=True, env="PGQUEUE_DEAD_LIMIT",
+                help="Jobs at most, the lowest ids first.",
+            ),
+            option(
+                "--rate", type=click.FloatRange(0), default=dead.RATE, show_default=True, env="PGQUEUE_DEAD_RATE",
+                help="Jobs a second; 0: as fast as it goes.",
+            ),
+        )
+    ):  # fmt: skip
+        function = add(function)
+    return function
 
 
 @command.command("list")
@@ -90,7 +109,7 @@ def list_(dsn: str | None, *, each: bool, limit: int, as_json: bool, **given: An
 
 @command.command()
 @dsn_option
-@click.argument("job_id", type=click.IntRange(1), metavar="ID")
+@click.argument("job_id", type=JobId(), metavar="ID")
 @_json_option
 def show(dsn: str | None, *, job_id: int, as_json: bool) -> None:
     """Show everything about one dead letter: payload, traceback, every unsuccessful attempt."""
@@ -107,16 +126,7 @@ def show(dsn: str | None, *, job_id: int, as_json: bool) -> None:
 @command.command("replay")
 @dsn_option
 @filter_options
-@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
-@click.option("--yes", is_flag=True, help="Do it; without this the command only says what it would do.")
-@option(
-    "--limit", type=click.IntRange(1), default=dead.LIMIT, show_default=True, env="PGQUEUE_DEAD_LIMIT",
-    help="Jobs at most, the lowest ids first.",
-)  # fmt: skip
-@option(
-    "--rate", type=click.FloatRange(0), default=dead.RATE, show_default=True, env="PGQUEUE_DEAD_RATE",
-    help="Jobs a second; 0: as fast as it goes.",
-)  # fmt: skip
+@_move_options
 @click.option(
     "--payload", metavar="JSON", help="Replace the payload of the one job; @FILE reads it from a file."
 )
@@ -144,17 +154,14 @@ def replay(
 @command.command("discard")
 @dsn_option
 @filter_options
-@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
-@click.option("--yes", is_flag=True, help="Do it; without this the command only says what it would do.")
-@option(
-    "--limit", type=click.IntRange(1), default=dead.LIMIT, show_default=True, env="PGQUEUE_DEAD_LIMIT",
-    help="Jobs at most, the lowest ids first.",
-)  # fmt: skip
+@_move_options
 @_json_option
-def discard(dsn: str | None, *, everything: bool, yes: bool, limit: int, as_json: bool, **given: Any) -> None:
+def discard(
+    dsn: str | None, *, everything: bool, yes: bool, limit: int, rate: float, as_json: bool, **given: Any
+) -> None:
     """Delete dead letters for good. Says how many there are; --yes does it."""
     which = _chosen(filter_of(given), everything=everything)
-    move = _Move(verb="discard", done="discarded", limit=limit, rate=0, as_json=as_json)
+    move = _Move(verb="discard", done="discarded", limit=limit, rate=rate, as_json=as_json)
     with opened(dsn) as conn:
         move.run(conn, which, lambda f, n, after: dead.discard(f, n=n, after=after), yes=yes)
 
@@ -178,8 +185,8 @@ class _Move:
         if not found.jobs and which.ids is not None:
             raise Failure(f"none of these is a dead letter: {', '.join(map(str, which.ids))}")
         wanted = min(found.jobs, self.limit)
-        if not yes:
-            self._say(found.jobs, wanted)
+        if not yes or not found.jobs:
+            self._say(found.jobs, wanted, yes=yes)
             return
         # What is replayed now and dies again while this runs is for a person to look at, not for the next batch.
         ids = self._batches(conn, replace(which, until=found.until), batch, wanted)
@@ -190,9 +197,9 @@ class _Move:
         more = f"; {left} are left: run it again, or raise --limit" if wanted < found.jobs and left else ""
         click.echo(f"{self.done} {len(ids)} of {found.jobs} dead letters{more}")
 
-    def _say(self, found: int, wanted: int) -> None:
+    def _say(self, found: int, wanted: int, *, yes: bool) -> None:
         if self.as_json:
-            print_json({"found": found, f"would_{self.verb}": wanted})
+            print_json({"found": found, **({self.done: []} if yes else {f"would_{self.verb}": wanted})})
         elif not found:
             click.echo("no dead letters match")
         else:
@@ -247,7 +254,7 @@ def _print(found: DeadJob) -> None:
     print_facts(
         [
             ("id", found.id), ("name", found.name), ("queue", found.queue), ("priority", found.priority),
-            ("ordering key", f"{found.key} (blocked by this)" if found.blocks else found.key),
+            ("key", f"{found.key} (blocked by this)" if found.blocks else given_key(found.key, found.name)),
             ("dedup key", found.dedup_key), ("idempotency key", found.idempotency_key),
             ("reason", found.reason), ("error type", found.error_type),
             ("attempts", found.attempts), ("max attempts", found.max_attempts or "of the job type"),

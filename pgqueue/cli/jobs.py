@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import click
@@ -10,15 +11,17 @@ import msgspec
 
 from pgqueue.cancel import Cancellation, cancel, count_waiting, waiting
 from pgqueue.change import Change, edit, move, reprioritise
-from pgqueue.cli import Command, Failure, dsn_option, option
+from pgqueue.cli import Failure, Group, dsn_option, option
+from pgqueue.cli._app import JobId
 from pgqueue.cli._payload import checked
 from pgqueue.cli._session import opened
-from pgqueue.cli._table import print_block, print_facts, print_json, print_table
+from pgqueue.cli._table import cell, print_block, print_facts, print_json, print_table
 from pgqueue.connection import execute
 from pgqueue.dead import Attempt
 from pgqueue.dead import show as show_dead
 from pgqueue.errors import BadOption
 from pgqueue.history import Status, status
+from pgqueue.job import given_key
 from pgqueue.jobs import Detail, LiveJob, jobs
 from pgqueue.jobs import show as show_job
 from pgqueue.states import State
@@ -39,11 +42,7 @@ CHANGED = {
 }
 
 
-class _Group(click.Group):
-    command_class = Command
-
-
-@click.group("jobs", cls=_Group)
+@click.group("jobs", cls=Group)
 def command() -> None:
     """Look at live jobs, change those that wait, and cancel them."""
 
@@ -58,9 +57,7 @@ def _json_option(function: Any) -> Any:
 @click.option("--queue", metavar="QUEUE", help="Only jobs of this queue.")
 @click.option("--key", metavar="KEY", help="Only jobs with this ordering key.")
 @click.option("--state", type=click.Choice([state.value for state in LIVE]), help="Only jobs in this state.")
-@click.option(
-    "--before", type=click.IntRange(1), metavar="ID", help="Only ids below this one: the next page."
-)
+@click.option("--before", type=JobId(), metavar="ID", help="Only ids below this one: the next page.")
 @option(
     "--limit", type=click.IntRange(1), default=50, show_default=True, env="PGQUEUE_JOBS_LIMIT", help="Lines at most.",
 )  # fmt: skip
@@ -81,7 +78,10 @@ def list_(
     print_table(
         ("ID", "NAME", "QUEUE", "PRIO", "STATE", "ATTEMPT", "ENQUEUED", "RUN AT", "WORKER", "KEY"),
         [
-            (j.id, j.name, j.queue, j.priority, _state(j), j.attempt, j.enqueued_at, j.run_at, j.worker, j.key)
+            (
+                j.id, j.name, j.queue, j.priority, _state(j), j.attempt, j.enqueued_at, j.run_at, j.worker,
+                given_key(j.key, j.name),
+            )
             for j in found
         ],
         empty="no live jobs",
@@ -92,20 +92,19 @@ def list_(
 
 @command.command()
 @dsn_option
-@click.argument("job_id", type=click.IntRange(1), metavar="ID")
+@click.argument("job_id", type=JobId(), metavar="ID")
 @_json_option
 def show(dsn: str | None, *, job_id: int, as_json: bool) -> None:
     """Show everything about one live job, or what is kept of one that is done or cancelled."""
     with opened(dsn) as conn:
         found = execute(conn, show_job(job_id))
         ended = execute(conn, status(job_id)) if found is None else None
-    if ended is not None and ended.state in ("done", "cancelled"):
+    if ended is not None and ended.state != "dead":
         _print_ended(ended, as_json=as_json)
         return
     if found is None:
-        raise Failure(
-            f"there is no live job {job_id}: it is done, dead (pgqueue dead show {job_id}), or never was"
-        )
+        what = f"job {job_id} is a dead letter: pgqueue dead show {job_id}"
+        raise Failure(what if ended else f"there is no trace of job {job_id}: it is done, or never was")
     if as_json:
         print_json(msgspec.to_builtins(found) | {"payload": value_of(found.payload)})
     else:
@@ -114,7 +113,7 @@ def show(dsn: str | None, *, job_id: int, as_json: bool) -> None:
 
 @command.command("cancel")
 @dsn_option
-@click.argument("ids", type=click.IntRange(1), nargs=-1, metavar="[ID]...")
+@click.argument("ids", type=JobId(), nargs=-1, metavar="[ID]...")
 @click.option("--name", metavar="NAME", help="Every waiting job of this name.")
 @click.option("--queue", metavar="QUEUE", help="Every waiting job of this queue.")
 @click.option(
@@ -143,7 +142,7 @@ def cancel_(dsn: str | None, *, ids: tuple[int, ...], name: str | None, queue: s
 
 @command.command("reprioritise")
 @dsn_option
-@click.argument("ids", type=click.IntRange(1), nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", type=JobId(), nargs=-1, required=True, metavar="ID...")
 @click.argument("priority", type=click.IntRange(0, 9))
 def reprioritise_(dsn: str | None, *, ids: tuple[int, ...], priority: int) -> None:
     """Give waiting jobs another priority, 0 to 9, lower runs first; they go behind those that have it."""
@@ -153,7 +152,7 @@ def reprioritise_(dsn: str | None, *, ids: tuple[int, ...], priority: int) -> No
 
 @command.command("move")
 @dsn_option
-@click.argument("ids", type=click.IntRange(1), nargs=-1, metavar="[ID]...")
+@click.argument("ids", type=JobId(), nargs=-1, metavar="[ID]...")
 @click.option("--to", metavar="QUEUE", required=True, help="The queue to move to.")
 @click.option("--name", metavar="NAME", help="Every waiting job of this name.")
 @click.option("--queue", metavar="QUEUE", help="Every waiting job of this queue.")
@@ -182,7 +181,7 @@ def move_(
 
 @command.command("edit")
 @dsn_option
-@click.argument("job_id", type=click.IntRange(1), metavar="ID")
+@click.argument("job_id", type=JobId(), metavar="ID")
 @click.argument("payload", metavar="PAYLOAD")
 @click.option("--app", "path", metavar="APP", envvar="PGQUEUE_APP", show_envvar=True,
               help="Check the payload against the handler's type in APP (module:name).")  # fmt: skip
@@ -220,7 +219,7 @@ def _print(found: Detail) -> None:
     print_facts(
         [
             ("id", job.id), ("name", job.name), ("queue", job.queue), ("priority", job.priority),
-            ("state", _state(job)), ("ordering key", job.key), ("dedup key", found.dedup_key),
+            ("state", _state(job)), ("key", given_key(job.key, job.name)), ("dedup key", found.dedup_key),
             ("idempotency key", found.idempotency_key),
             ("attempt", job.attempt), ("max attempts", job.max_attempts), ("workers lost", job.lost),
             ("timeout s", found.timeout_s), ("backoff", None if found.backoff is None else json.dumps(found.backoff)),
@@ -261,7 +260,10 @@ def print_payload(text: str) -> None:
 def print_history(history: tuple[Attempt, ...]) -> None:
     """Print what went wrong before, the oldest attempt first."""
     for one in history:
-        title = f"attempt {one.attempt}: {one.outcome}, {one.started_at or '-'} to {one.at}, worker {one.worker or '-'}"
+        began, ended = (None if at is None else datetime.fromisoformat(at) for at in (one.started_at, one.at))
+        title = (
+            f"attempt {one.attempt}: {one.outcome}, {cell(began)} to {cell(ended)}, worker {cell(one.worker)}"
+        )
         print_block(title, one.traceback or f"{one.error_type}: {one.error}")
 
 

@@ -12,23 +12,21 @@ import psycopg
 
 from pgqueue import control, pressure
 from pgqueue.age import age_queue
-from pgqueue.cli import Command, dsn_option
+from pgqueue.cli import Group, dsn_option
 from pgqueue.cli._app import Duration
+from pgqueue.cli._payload import undeclared
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import clean, print_json, print_table
+from pgqueue.cli.depth import OLD_S
 from pgqueue.connection import execute
 from pgqueue.depth import depth
-from pgqueue.errors import BadOption, UnknownJob
+from pgqueue.errors import BadOption
 from pgqueue.statement import Statement
 
 LIMIT = 200
 
 
-class _Group(click.Group):
-    command_class = Command
-
-
-@click.group("queue", cls=_Group)
+@click.group("queue", cls=Group)
 def command() -> None:
     """See the queues; pause and resume a queue or a job type; set limits."""
 
@@ -66,11 +64,18 @@ def _queues(conn: psycopg.Connection[Any]) -> list[control.Queue]:
                     in_flight=d.in_flight, blocked=d.blocked, oldest_ready_s=d.oldest_ready_s, capped=False,
                     sampled_s_ago=0.0,
                 )  # fmt: skip
-    return [found[name] for name in sorted(found)]
+    return [_fresh(found[name]) for name in sorted(found)]
+
+
+def _fresh(queue: control.Queue) -> control.Queue:
+    """Leave an old sample out: a queue that has one, and needed no count, has no jobs."""
+    if queue.sampled_s_ago is None or queue.sampled_s_ago <= OLD_S:
+        return queue
+    return replace(queue, ready=0, delayed=0, in_flight=0, blocked=0, oldest_ready_s=0.0, sampled_s_ago=0.0)
 
 
 def _options(function: Any) -> Any:
-    function = click.option("--name", metavar="NAME", help="A job type instead of a queue.")(function)
+    function = click.option("--name", metavar="NAME", help="The jobs of this name, in every queue.")(function)
     return dsn_option(click.argument("queue", required=False)(function))
 
 
@@ -128,16 +133,16 @@ def _switch(
     dsn: str | None, queue: str | None, name: str | None, by_queue: Verb, by_name: Verb, what: str
 ) -> None:
     if queue is not None and name is not None:
-        raise BadOption("queue", "give the name of a queue or --name of a job type, not both")
+        raise BadOption("queue", "give the name of a queue or the --name of jobs, not both")
     if queue is None and name is None:
-        raise BadOption("queue", "give the name of a queue, or --name of a job type")
+        raise BadOption("queue", "give the name of a queue, or the --name of jobs")
     if queue is not None and (not queue.strip() or len(queue.encode()) > LIMIT or "\0" in queue):
         raise BadOption("queue", f"{clean(queue[:40])!r} is not a queue name: 1 to {LIMIT} bytes, not blank")
     with opened(dsn) as conn:
         if name is not None:
             if not execute(conn, by_name(name)):
                 known = execute(conn, control.names())
-                raise UnknownJob(name, tuple(known))
+                raise undeclared(name, known, "")
             click.echo(f"{what} the jobs {clean(name)}")
         elif queue is not None:
             if not execute(conn, by_queue(queue)):

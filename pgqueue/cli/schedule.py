@@ -12,22 +12,19 @@ import click
 import psycopg
 
 from pgqueue import control, schedule
-from pgqueue.cli import Command, Failure, dsn_option
+from pgqueue.cli import Failure, Group, dsn_option
 from pgqueue.cli._app import Duration
+from pgqueue.cli._payload import undeclared
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import clean, print_json, print_table
 from pgqueue.connection import execute
 from pgqueue.cron import Cron
-from pgqueue.errors import BadOption, UnknownJob
+from pgqueue.errors import BadOption
 from pgqueue.payload import Codec
 from pgqueue.schedule import Missed, Schedule
 
 
-class _Group(click.Group):
-    command_class = Command
-
-
-@click.group("schedule", cls=_Group)
+@click.group("schedule", cls=Group)
 def command() -> None:
     """See, add, pause and remove schedules; work out the ticks of an expression."""
 
@@ -88,7 +85,7 @@ def add(
     with opened(dsn) as conn:
         known = execute(conn, control.names())
         if job not in known and not force:
-            raise UnknownJob(job, tuple(known))
+            raise undeclared(job, known, ", or give --force")
         try:
             execute(conn, schedule.add(made))
         except psycopg.errors.InvalidParameterValue as error:

@@ -21,21 +21,83 @@ u AS (
   UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
     attempt = j.attempt + 1, claimed_at = statement_timestamp()
   FROM c WHERE j.ctid = c.ctid
-  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, j.enqueued_at::text,
-    CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers) > 0
+  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, timestamptz_send(j.enqueued_at),
+    CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers, j.deferred) > 0
            OR ((SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id)) THEN
       json_build_object('idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
-        'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers,
+        'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers, 'deferred', j.deferred,
         'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id))::text END,
     j.payload::text)
 SELECT * FROM u
 UNION ALL
-SELECT 0, 0, 0, 0, '', NULL, 0::smallint, '',
+SELECT 0, 0, 0, 0, '', NULL, 0::smallint, '\\x',
   CASE WHEN (SELECT count(*) FROM u) < %(n)s::int
     THEN (SELECT json_object_agg(a.o, a.p)::text FROM (SELECT w.o, max(w.pos) AS p FROM w GROUP BY w.o HAVING count(*) = 5000) a) END,
   (SELECT (bool_or(EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = r.q))
         OR bool_or(EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.q AND j.pos > r.f AND j.pos > 0 AND j.key IS NOT NULL)))::int::text
    FROM unnest(%(route_queues)s::text[], %(route_floors)s::bigint[]) r(q, f))
+
+-- name: claim_backlog
+-- The next n jobs of a backlog, in level order: what `claim` does, for as long as it keeps finding all it asked for. It
+-- locks n rows where they stand in the index, whatever their names, and takes those of names known here; n bounds both.
+-- One array of ctids, because a join looks up the size of the table again for every row. A row whose xmax is a transaction
+-- that runs, or began after this statement, is locked or taken: that is seen at once, while SKIP LOCKED asks the lock table,
+-- for each of the 500 rows that another worker's claim holds. What the look lets through SKIP LOCKED decides.
+UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
+  attempt = j.attempt + 1, claimed_at = statement_timestamp()
+WHERE j.name = ANY (%(names)s::text[]) AND j.ctid = ANY (ARRAY (
+  SELECT x.ctid
+  FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[]) v(q, p, f)
+  CROSS JOIN LATERAL (
+    SELECT j.ctid FROM pgqueue.job j
+    WHERE j.queue = v.q AND j.priority = v.p AND j.pos > v.f AND j.key IS NULL AND j.lease = 0 AND j.lost = 0
+      AND age(j.xmax) > (SELECT age(pg_snapshot_xmax(pg_current_snapshot())::xid))
+      AND j.xmax <> ALL (ARRAY (SELECT x::xid FROM pg_snapshot_xip(pg_current_snapshot()) x))
+    ORDER BY j.pos LIMIT %(n)s::int FOR NO KEY UPDATE SKIP LOCKED) x LIMIT %(n)s::int))
+RETURNING CASE WHEN cardinality(%(order)s::text[]) > 1 THEN 10 * array_position(%(order)s::text[], j.queue) - 9 ELSE 1 END + j.priority,
+  j.pos, j.id, j.lease, j.name, j.key, j.attempt, timestamptz_send(j.enqueued_at),
+  CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers, j.deferred) > 0
+         OR ((SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id)) THEN
+    json_build_object('idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
+      'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers, 'deferred', j.deferred,
+      'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id))::text END,
+  j.payload::text
+
+-- name: claim_few
+-- The first look of an idle worker that was called: what `claim` does, with fewer plan nodes to start, which is most of
+-- the time of a claim of one job. It examines what `claim` examines, but tells neither where a window was full nor whether keyed jobs wait.
+UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
+  attempt = j.attempt + 1, claimed_at = statement_timestamp()
+WHERE j.ctid = ANY (ARRAY (
+  SELECT y.ctid
+  FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[]) v(q, p, f)
+  CROSS JOIN LATERAL (
+    SELECT j.ctid, j.pos, j.name FROM pgqueue.job j
+    WHERE j.queue = v.q AND j.priority = v.p AND j.pos > v.f AND j.key IS NULL AND j.lease = 0 AND j.lost = 0
+    ORDER BY j.pos LIMIT 5000) x
+  CROSS JOIN LATERAL (
+    SELECT j.ctid FROM pgqueue.job j WHERE j.ctid = x.ctid AND j.pos = x.pos AND j.lease = 0 AND j.lost = 0
+    FOR NO KEY UPDATE SKIP LOCKED) y
+  WHERE x.name = ANY (%(names)s::text[]) LIMIT %(n)s::int))
+RETURNING CASE WHEN cardinality(%(order)s::text[]) > 1 THEN 10 * array_position(%(order)s::text[], j.queue) - 9 ELSE 1 END + j.priority,
+  j.pos, j.id, j.lease, j.name, j.key, j.attempt, timestamptz_send(j.enqueued_at),
+  CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers, j.deferred) > 0
+         OR ((SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id)) THEN
+    json_build_object('idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
+      'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers, 'deferred', j.deferred,
+      'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id))::text END,
+  j.payload::text
+
+-- name: claiming
+-- What a round that only claims needs. A claim that a crash of the server undoes is one that any crash undoes: the job is
+-- claimed again.
+SELECT pg_catalog.set_config('lock_timeout', '250ms', true), pg_catalog.set_config('synchronous_commit', 'off', true)
+
+-- name: keyed
+-- Whether keyed jobs may be waiting: a lane is there, or a keyed job stands above the floor of routing.
+SELECT bool_or(EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = r.q))
+    OR bool_or(EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.q AND j.pos > r.f AND j.pos > 0 AND j.key IS NOT NULL))
+FROM unnest(%(route_queues)s::text[], %(route_floors)s::bigint[]) r(q, f)
 
 -- name: suspects
 -- Jobs whose worker was lost (its lease ran out), by how often that has happened; only ever in a sweep. ceilings bound
@@ -52,7 +114,7 @@ u AS (
   UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
     attempt = j.attempt + 1, lost = j.lost + (j.lease <> 0)::int, claimed_at = statement_timestamp()
   FROM c, LATERAL (SELECT o.lease, o.claimed_at FROM pgqueue.job o WHERE o.id = c.id) before WHERE j.id = c.id
-  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, j.enqueued_at::text,
+  RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, timestamptz_send(j.enqueued_at) AS enqueued,
     json_build_object('lost', j.lost, 'idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,
       'expired', j.expires_at <= statement_timestamp(), 'backoff', j.backoff, 'headers', j.headers,
       'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = j.id))::text AS extra,
@@ -62,7 +124,7 @@ a AS (
   SELECT u.id, u.attempt - 1, 'lost', u.before, u.since, 'WorkerLost', 'the worker vanished: its lease ran out unrenewed',
          (SELECT k.host || ':' || k.pid FROM pgqueue.worker k WHERE k.nonce = u.before >> 32)
   FROM u WHERE u.before <> 0)
-SELECT u.o, u.pos, u.id, u.lease, u.name, u.key, u.attempt, u.enqueued_at, u.extra, u.payload FROM u
+SELECT u.o, u.pos, u.id, u.lease, u.name, u.key, u.attempt, u.enqueued, u.extra, u.payload FROM u
 
 -- name: suspects_alone
 -- Whether a job that was lost more than once waits to be run with nothing beside it.
@@ -79,11 +141,13 @@ SELECT ord, examined, last_pos FROM pgqueue.route(%(queues)s::text[], %(floors)s
 
 -- name: lane_claim
 -- Take up to k lanes and hand out at most m jobs of each, oldest first, at most total jobs in all.
-SELECT ord::int, lane_pos, id, %(lease)s::bigint, name, key, attempt, enqueued_at::text,
+SELECT ord::int, lane_pos, id, %(lease)s::bigint, name, key, attempt, timestamptz_send(enqueued_at),
   CASE WHEN lost > 0 OR num_nonnulls(idempotency_key, max_attempts, timeout_s, expires_at, backoff, headers) > 0
+         OR (attempt > 1 AND (SELECT j.deferred FROM pgqueue.job j WHERE j.id = lane_claim.id))
          OR ((SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = id)) THEN
     json_build_object('lost', lost, 'idempotency_key', idempotency_key, 'max_attempts', max_attempts, 'timeout_s', timeout_s::text,
       'expired', expires_at <= statement_timestamp(), 'backoff', backoff::json, 'headers', headers::json,
+      'deferred', attempt > 1 AND (SELECT j.deferred FROM pgqueue.job j WHERE j.id = lane_claim.id),
       'cancelled', (SELECT EXISTS (SELECT FROM pgqueue.job_signal)) AND EXISTS (SELECT FROM pgqueue.job_signal s WHERE s.job_id = id))::text END, payload
 FROM pgqueue.lane_claim(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[], %(names)s::text[],
                         %(k)s::int, %(m)s::int, %(total)s::int, %(lease)s::bigint, %(visibility)s::interval)
@@ -109,7 +173,9 @@ CROSS JOIN LATERAL (
     AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())) h
 
 -- name: paused
--- Queues and names that are not to be claimed now.
+-- Queues and names that are not to be claimed now, and queues that are claimed through their gate.
 SELECT 'queue', q.name FROM pgqueue.queue q WHERE q.paused
 UNION ALL
 SELECT 'name', t.name FROM pgqueue.job_type t WHERE t.paused
+UNION ALL
+SELECT 'gate', q.name FROM pgqueue.queue q WHERE num_nonnulls(q.slots, q.rate_per_s) > 0

@@ -18,7 +18,10 @@ SELECT v.q, clock_timestamp(),
   x.n = 100000 OR k.n = 100000
 FROM stale v(q)
 LEFT JOIN due ON due.queue = v.q
-CROSS JOIN LATERAL (SELECT coalesce((SELECT q.paused FROM pgqueue.queue q WHERE q.name = v.q), false) AS paused) p
+CROSS JOIN LATERAL (SELECT coalesce((
+  SELECT q.paused OR q.slots <= (
+    SELECT count(*) FROM pgqueue.permit m JOIN pgqueue.job b ON b.id = m.job_id AND b.lease <> 0 AND b.deadline > now() WHERE m.queue = v.q)
+  FROM pgqueue.queue q WHERE q.name = v.q), false) AS paused) p -- or at its limit
 CROSS JOIN LATERAL (
   SELECT count(*) AS n, count(*) FILTER (WHERE s.deadline <= now()) AS ready, count(*) FILTER (WHERE s.deadline > now()) AS in_flight,
          min(greatest(s.enqueued_at, s.ready_at, s.deadline)) FILTER (WHERE s.deadline <= now()) AS oldest
@@ -42,7 +45,16 @@ ON CONFLICT (queue) DO UPDATE SET at = excluded.at, ready = excluded.ready, dela
 SELECT g.queue, g.ready, g.delayed, g.in_flight, g.blocked, g.oldest_ready_s, g.capped, g.sampled_s_ago
 FROM pgqueue.queue_gauge g WHERE %(queues)s::text[] IS NULL OR g.queue = ANY (%(queues)s::text[]) ORDER BY g.queue
 
+-- name: unknown
+-- Waiting jobs whose name no worker of their queue knows, the most first.
+SELECT u.queue, u.name, u.jobs, extract(epoch FROM now() - u.oldest)::double precision FROM pgqueue.unknown_names u
+ORDER BY u.jobs DESC, u.queue, u.name LIMIT 100
+
 -- name: depth
 -- The exact depth of every queue that has jobs.
 SELECT d.queue, d.ready, d.delayed, d.in_flight, d.blocked, d.oldest_ready_s, false, 0::double precision
 FROM pgqueue.queue_depth d ORDER BY d.queue
+
+-- name: due
+-- How many delayed jobs of these queues have their time behind them: a worker makes them ready within half a second.
+SELECT count(*) FROM pgqueue.job j WHERE j.run_at <= clock_timestamp() AND j.queue = ANY (%(queues)s::text[])

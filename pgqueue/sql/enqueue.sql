@@ -1,8 +1,9 @@
 -- name: enqueue
--- One job per element of payloads, in the caller's transaction. The SQL function fills in what the caller left out;
--- of a full queue it tells by one row with a negative id, and its name stands beside it.
-SELECT m.id, m.created, m.changed,
-  CASE WHEN m.id < 0 THEN coalesce(%(queue)s::text, (SELECT t.queue FROM pgqueue.job_type t WHERE t.name = %(name)s::text), 'default') END
+-- One job per element of payloads, in the caller's transaction. The SQL function fills in what the caller left out. Its
+-- answer is read as one row: a row for each job costs more than to write the array and to read it. What became of each job
+-- is told where they may differ, with dedup keys. Of a full queue it tells by a negative id, and its name stands beside it.
+SELECT array_agg(m.id), array_agg(m.created) FILTER (WHERE %(each)s::boolean), array_agg(m.changed) FILTER (WHERE %(each)s::boolean),
+  CASE WHEN (array_agg(m.id))[1] < 0 THEN coalesce(%(queue)s::text, (SELECT t.queue FROM pgqueue.job_type t WHERE t.name = %(name)s::text), 'default') END
 FROM pgqueue.enqueue_many(
   name => %(name)s::text, payloads => %(payloads)s::json, queue => %(queue)s::text, priority => %(priority)s::int,
   run_at => %(run_at)s::timestamptz, delay => %(delay)s::interval, keys => %(keys)s::text[],

@@ -10,6 +10,16 @@ t AS (
   SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name)
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(d.id), '{}') END FROM d
 
+-- name: ack_batch
+-- As ack, for jobs that one claim brought: one scan of the primary key instead of a look-up a job.
+WITH d AS (
+  DELETE FROM pgqueue.job j WHERE j.id = ANY (%(ids)s::bigint[]) AND j.lease = %(lease)s::bigint
+  RETURNING j.id, j.queue, j.name, j.claimed_at - greatest(j.enqueued_at, j.ready_at) AS wait),
+t AS (
+  INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
+  SELECT d.queue, d.name, 'ok', count(*), extract(epoch FROM sum(d.wait)) FROM d GROUP BY d.queue, d.name)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(d.id), '{}') END FROM d
+
 -- name: ack_skip
 -- As ack, passing rows that somebody else has locked.
 WITH l AS MATERIALIZED (
@@ -33,34 +43,39 @@ SELECT j.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
 JOIN pgqueue.job j ON j.id = x.id AND j.lease = x.lease
 
 -- name: retry
--- Failed attempts that run again after wait. A job with an ordering key keeps its place, its lane waits instead; one
--- whose type is limited (key '@name') waits by itself, and its slot goes on.
+-- Failed attempts that run again after wait, and retries that are put off without having run (put_off). A job with an
+-- ordering key keeps its place, its lane waits instead; one whose key is a limit waits by itself, and its slot goes on. The rows
+-- just locked are found by their ctid: planned for a table that was empty, a join by id may read its whole index.
 WITH l AS MATERIALIZED (
-  SELECT x.*, j.claimed_at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, wait double precision, outcome text, deferred boolean, error_type text, error text, traceback text)
-  CROSS JOIN LATERAL (SELECT j.id, j.claimed_at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id),
+  SELECT x.*, j.at, j.claimed_at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, wait double precision, outcome text, deferred boolean, error_type text, error text, traceback text)
+  CROSS JOIN LATERAL (SELECT j.id, j.ctid AS at, j.claimed_at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id),
 r AS (
-  UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = 0,
-    pos = CASE WHEN j.key <> '@' || j.name THEN j.pos END,
-    run_at = CASE WHEN j.key IS NULL OR j.key = '@' || j.name THEN clock_timestamp() + l.wait * interval '1 s' END,
+  UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = 0, deferred = nullif(l.deferred, false),
+    pos = CASE WHEN NOT pgqueue.is_limit(j.key, j.name) THEN j.pos END,
+    run_at = CASE WHEN j.key IS NULL OR pgqueue.is_limit(j.key, j.name) THEN clock_timestamp() + l.wait * interval '1 s' END,
     ready_at = clock_timestamp() + l.wait * interval '1 s'
-  FROM l WHERE j.id = l.id RETURNING j.id, j.attempt, j.queue, j.name, CASE WHEN l.deferred THEN 'deferred' ELSE 'retry' END AS kind),
+  FROM l WHERE j.ctid = l.at RETURNING j.id, j.attempt, j.queue, j.name, CASE WHEN l.outcome = 'put_off' THEN 'put_off' WHEN l.deferred THEN 'deferred' ELSE 'retry' END AS kind),
 t AS (
   INSERT INTO pgqueue.tally (queue, name, outcome, n)
   SELECT r.queue, r.name, r.kind, count(*) FROM r GROUP BY r.queue, r.name, r.kind),
 a AS (
   INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, worker, error_type, error, traceback)
-  SELECT r.id, r.attempt, l.outcome, l.lease, l.claimed_at, %(worker)s::text, l.error_type, l.error, l.traceback FROM r JOIN l ON l.id = r.id),
+  SELECT r.id, r.attempt, CASE l.outcome WHEN 'put_off' THEN 'retry' ELSE l.outcome END, l.lease, l.claimed_at, %(worker)s::text, l.error_type, l.error, l.traceback
+  FROM r JOIN l ON l.id = r.id),
 capped AS (
   DELETE FROM pgqueue.attempt_log g USING r WHERE g.job_id = r.id AND g.attempt <= r.attempt - 50)
 SELECT r.id FROM r
 
 -- name: bury
--- Jobs that cannot succeed: move them, with the log of their attempts, to the dead letters.
+-- Jobs that cannot succeed: move them, with the log of their attempts, to the dead letters. One that ends without having
+-- been run again (RetryBudget) shows the error that it last failed with.
 WITH l AS MATERIALIZED (
-  SELECT x.* FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, reason text, error_type text, error text, traceback text)
-  CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
+  SELECT x.*, j.at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, reason text, error_type text, error text, traceback text)
+  CROSS JOIN LATERAL (SELECT j.id, j.ctid AS at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
 d AS (
-  DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.*, l.reason, l.error_type, l.error, l.traceback),
+  DELETE FROM pgqueue.job j USING l WHERE j.ctid = l.at RETURNING j.*, l.reason, l.error_type, l.error, l.traceback),
+k AS (
+  DELETE FROM pgqueue.effect f USING d WHERE f.name = d.name AND f.key = d.idempotency_key AND f.job_id = d.id AND f.applied_at IS NULL),
 a AS (
   DELETE FROM pgqueue.attempt_log g USING d WHERE g.job_id = d.id RETURNING g.*),
 t AS (
@@ -70,23 +85,28 @@ INSERT INTO pgqueue.dead_job (id, queue, name, priority, key, dedup_key, idempot
 SELECT d.id, d.queue, d.name, d.priority, d.key, d.dedup_key, d.idempotency_key, d.attempt, d.lost, d.max_attempts, d.timeout_s,
   d.backoff, d.headers, d.payload, d.enqueued_at, d.expires_at,
   least(nullif(d.claimed_at, '-infinity'), (SELECT min(a.started_at) FROM a WHERE a.job_id = d.id)), nullif(d.claimed_at, '-infinity'),
-  d.reason, d.error_type, d.error, d.traceback, %(worker)s::text,
+  d.reason, coalesce(e.error_type, d.error_type), coalesce(e.error, d.error), coalesce(e.traceback, d.traceback), %(worker)s::text,
   coalesce(d.headers ->> 'trace_id', nullif(split_part(d.headers ->> 'traceparent', '-', 2), '')),
   coalesce((SELECT json_agg(json_build_object('attempt', a.attempt, 'outcome', a.outcome, 'started_at', a.started_at, 'at', a.at,
     'worker', a.worker, 'error_type', a.error_type, 'error', a.error, 'traceback', a.traceback) ORDER BY a.at) FROM a WHERE a.job_id = d.id), '[]'),
-  (d.key <> '@' || d.name AND EXISTS (SELECT FROM pgqueue.job_type k WHERE k.name = d.name AND k.on_dead = 'block')) IS TRUE
-FROM d
+  (NOT pgqueue.is_limit(d.key, d.name) AND EXISTS (SELECT FROM pgqueue.job_type k WHERE k.name = d.name AND k.on_dead = 'block')) IS TRUE
+FROM d LEFT JOIN LATERAL (
+  SELECT a.error_type, a.error, a.traceback FROM a
+  WHERE d.error_type = 'RetryBudget' AND a.job_id = d.id AND a.error_type <> 'RetryBudget' ORDER BY a.at DESC LIMIT 1) e ON true
 RETURNING id
 
 -- name: snooze
 -- Run again after wait; the attempt does not count. A keyed job keeps its place, its lane waits instead. The handler came
--- to an end, so the job is no suspect any more: one that polls by Snooze would else run alone for ever.
+-- to an end, so the job is no suspect any more: one that polls by Snooze would else run alone for ever. Unless its attempts
+-- are used up, by losses then, and this one came right after another loss: by turns it could kill workers for ever.
 WITH l AS MATERIALIZED (
   SELECT x.* FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[], %(waits)s::double precision[]) x(id, lease, wait)
   CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id)
-UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1, lost = 0,
-  pos = CASE WHEN j.key <> '@' || j.name THEN j.pos END,
-  run_at = CASE WHEN j.key IS NULL OR j.key = '@' || j.name THEN clock_timestamp() + l.wait * interval '1 s' END,
+UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1,
+  lost = CASE WHEN j.lost > 0 AND j.attempt > coalesce(j.max_attempts, (SELECT t.max_attempts FROM pgqueue.job_type t WHERE t.name = j.name), 5)
+    AND EXISTS (SELECT FROM pgqueue.attempt_log g WHERE g.job_id = j.id AND g.outcome = 'lost' AND g.at >= j.claimed_at) THEN j.lost ELSE 0 END,
+  pos = CASE WHEN NOT pgqueue.is_limit(j.key, j.name) THEN j.pos END,
+  run_at = CASE WHEN j.key IS NULL OR pgqueue.is_limit(j.key, j.name) THEN clock_timestamp() + l.wait * interval '1 s' END,
   ready_at = clock_timestamp() + l.wait * interval '1 s'
 FROM l WHERE j.id = l.id RETURNING j.id
 
@@ -104,6 +124,8 @@ WITH l AS MATERIALIZED (
   CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
 d AS (DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.*),
 s AS (DELETE FROM pgqueue.job_signal s USING d WHERE s.job_id = d.id),
+k AS (
+  DELETE FROM pgqueue.effect f USING d WHERE f.name = d.name AND f.key = d.idempotency_key AND f.job_id = d.id AND f.applied_at IS NULL),
 b AS (
   INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
   SELECT m.batch, 'gone', count(*) FROM (SELECT pgqueue.batch_of(d.headers) AS batch FROM d WHERE d.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),

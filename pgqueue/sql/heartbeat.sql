@@ -2,16 +2,17 @@
 -- Extend the deadlines that have less than half of a lease left; the lease grows with the job's age, so that a job of
 -- hours is not rewritten every ten seconds. Rows locked by somebody else are passed. Returns the claims that stand.
 WITH mine AS MATERIALIZED (
-  SELECT j.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease) JOIN pgqueue.job j ON j.id = x.id AND j.lease = x.lease),
+  SELECT j.id, j.ctid, j.lease,
+    j.deadline < clock_timestamp() + least(greatest(%(visibility)s::interval, (clock_timestamp() - j.claimed_at) / 4), interval '5 min') / 2 AS due
+  FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease) JOIN pgqueue.job j ON j.id = x.id AND j.lease = x.lease),
 l AS MATERIALIZED (
-  SELECT y.id FROM (SELECT x.* FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease) ORDER BY x.id) x
+  SELECT y.ctid FROM (SELECT mine.* FROM mine WHERE mine.due ORDER BY mine.id) m
   CROSS JOIN LATERAL (
-    SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease
-      AND j.deadline < clock_timestamp() + least(greatest(%(visibility)s::interval, (clock_timestamp() - j.claimed_at) / 4), interval '5 min') / 2
+    SELECT j.ctid FROM pgqueue.job j WHERE j.ctid = m.ctid AND j.id = m.id AND j.lease = m.lease
     FOR NO KEY UPDATE SKIP LOCKED) y),
 u AS (
   UPDATE pgqueue.job j SET deadline = clock_timestamp() + least(greatest(%(visibility)s::interval, (clock_timestamp() - j.claimed_at) / 4), interval '5 min')
-  FROM l WHERE j.id = l.id)
+  FROM l WHERE j.ctid = l.ctid)
 SELECT mine.id FROM mine
 
 -- name: lane_heartbeat

@@ -6,7 +6,7 @@ SELECT j.id, j.name, j.queue, j.priority, j.key, s.state, j.attempt, j.max_attem
   EXISTS (SELECT FROM pgqueue.job_signal c WHERE c.job_id = j.id)
 FROM pgqueue.job j CROSS JOIN LATERAL (SELECT pgqueue.job_state(j.id) AS state) s
 WHERE (%(name)s::text IS NULL OR j.name = %(name)s::text) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
-  AND (%(key)s::text IS NULL OR j.key = %(key)s::text) AND (%(before)s::bigint IS NULL OR j.id < %(before)s::bigint)
+  AND (%(key)s::text IS NULL OR j.key IN (%(key)s::text, '@' || j.name || '@' || %(key)s::text)) AND (%(before)s::bigint IS NULL OR j.id < %(before)s::bigint)
   AND (%(state)s::text IS NULL OR s.state = %(state)s::text)
 ORDER BY j.id DESC LIMIT %(n)s::int
 

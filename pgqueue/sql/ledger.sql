@@ -1,14 +1,25 @@
--- name: take
--- Right before dispatch: these jobs hold their (name, key) now. Held by another job only while that one's lease lives.
+-- name: hold
+-- Right before take: lock these (name, key) in one order to the end of the transaction. Those that nobody has used are taken.
 INSERT INTO pgqueue.effect AS e (name, key, job_id, lease)
 SELECT DISTINCT ON (t.n, t.k) t.n, t.k, t.j, t.l
-FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[], %(leases)s::bigint[]) AS t(n, k, j, l)
+FROM (SELECT n COLLATE "C" AS n, k COLLATE "C" AS k, j, l
+      FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[], %(leases)s::bigint[]) AS u(n, k, j, l)) t
 ORDER BY t.n, t.k, t.j
-ON CONFLICT (name, key) DO UPDATE SET job_id = excluded.job_id, lease = excluded.lease
-WHERE e.applied_at IS NULL AND NOT EXISTS (
-  SELECT FROM pgqueue.job j
-  WHERE j.id = e.job_id AND j.id <> excluded.job_id AND j.lease = e.lease AND j.deadline > clock_timestamp())
-RETURNING e.job_id
+ON CONFLICT (name, key) DO UPDATE SET lease = e.lease WHERE false
+
+-- name: take
+-- Right before dispatch: these jobs have their (name, key) now. Held by another job only while that one's lease lives.
+WITH t AS MATERIALIZED (
+  SELECT DISTINCT ON (u.n, u.k) u.* FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[], %(leases)s::bigint[]) AS u(n, k, j, l)
+  ORDER BY u.n, u.k, u.j),
+u AS (
+  UPDATE pgqueue.effect e SET job_id = t.j, lease = t.l FROM t
+  WHERE e.name = t.n AND e.key = t.k AND e.applied_at IS NULL AND (e.job_id, e.lease) <> (t.j, t.l) AND NOT EXISTS (
+    SELECT FROM pgqueue.job j WHERE j.id = e.job_id AND j.id <> t.j AND j.lease = e.lease AND j.deadline > clock_timestamp())
+  RETURNING e.job_id)
+SELECT u.job_id FROM u
+UNION ALL
+SELECT t.j FROM t JOIN pgqueue.effect e ON e.name = t.n AND e.key = t.k AND e.job_id = t.j AND e.lease = t.l AND e.applied_at IS NULL
 
 -- name: applied
 -- Which of these (name, key) have been applied.
@@ -23,9 +34,11 @@ WITH l AS MATERIALIZED (
 d AS (
   DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
   RETURNING j.id, j.queue, j.name, j.idempotency_key, nullif(j.claimed_at, '-infinity') - greatest(j.enqueued_at, j.ready_at) AS wait),
+k AS MATERIALIZED (
+  SELECT e.name, e.key FROM d JOIN pgqueue.effect e ON e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id
+  ORDER BY e.name, e.key FOR NO KEY UPDATE OF e),
 e AS (
-  UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
-  WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id),
+  UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM k WHERE e.name = k.name AND e.key = k.key),
 t AS (
   INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
   SELECT d.queue, d.name, 'ok', count(*), coalesce(extract(epoch FROM sum(d.wait)), 0) FROM d GROUP BY d.queue, d.name)

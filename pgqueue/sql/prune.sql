@@ -9,11 +9,18 @@ f AS (
 SELECT 1 FROM d LIMIT 1000
 
 -- name: dedup
--- Dedup keys that are free again.
-DELETE FROM pgqueue.dedup d WHERE (d.queue, d.key) IN (
-  SELECT f.queue, f.key FROM pgqueue.dedup f
-  WHERE f.until < now() OR (f.until IS NULL AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = f.job_id))
-  LIMIT 1000 FOR UPDATE SKIP LOCKED)
+-- Dedup keys that are free again: windows that have passed by their index, apart from keys whose job is gone. A key that
+-- has a new job meanwhile is known by its id: the job itself is not in this statement's snapshot.
+WITH past AS MATERIALIZED (
+  SELECT f.queue, f.key FROM pgqueue.dedup f WHERE f.until < now() ORDER BY f.until LIMIT 1000 FOR UPDATE SKIP LOCKED),
+free AS MATERIALIZED (
+  SELECT f.queue, f.key, f.job_id FROM pgqueue.dedup f
+  WHERE f.until IS NULL AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = f.job_id) LIMIT 1000),
+gone AS MATERIALIZED (
+  SELECT x.queue, x.key FROM free CROSS JOIN LATERAL (
+    SELECT f.queue, f.key FROM pgqueue.dedup f
+    WHERE f.queue = free.queue AND f.key = free.key AND f.job_id = free.job_id AND f.until IS NULL FOR UPDATE SKIP LOCKED) x)
+DELETE FROM pgqueue.dedup d WHERE (d.queue, d.key) IN (SELECT p.queue, p.key FROM past p UNION ALL SELECT g.queue, g.key FROM gone g)
 
 -- name: effects
 -- Ledger rows past their retention.
@@ -29,6 +36,16 @@ DELETE FROM pgqueue.job_signal s WHERE s.sent_at < now() - interval '1 min' AND 
 DELETE FROM pgqueue.attempt_log a WHERE a.ctid = ANY (ARRAY(
   SELECT g.ctid FROM pgqueue.attempt_log g
   WHERE NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.id = g.job_id) LIMIT 2000))
+
+-- name: letters
+-- Dead letters past their retention, where one is set, the oldest first. One that blocks its ordering key is left to a person.
+SELECT pgqueue.discard(ARRAY(
+  SELECT d.id FROM pgqueue.dead_job d WHERE d.died_at < now() - %(keep)s::interval AND NOT d.blocks ORDER BY d.died_at, d.id LIMIT 1000))
+
+-- name: minutes
+-- Minute counters of long ago, the oldest first.
+DELETE FROM pgqueue.tally_minute m WHERE m.ctid = ANY (ARRAY(
+  SELECT g.ctid FROM pgqueue.tally_minute g WHERE g.minute < now() - %(keep)s::interval ORDER BY g.minute LIMIT 1000))
 
 -- name: workers
 -- Process starts that ended without saying so.

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import sys
 import threading
 from contextlib import ExitStack
-from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli import Command, database, dsn_option, option, raised
-from pgqueue.cli._app import stop_on_signals
+from pgqueue.cli import Command, database, dsn_option, option
+from pgqueue.cli._app import Duration, load_app, stop_on_signals
 from pgqueue.dsn import connect
-from pgqueue.errors import BadOption, ConfigError
 from pgqueue.events import Bus
-from pgqueue.health import keep_file, serve
+from pgqueue.health import keep_file, pages, serve
 from pgqueue.schema_version import require_schema
 from relay import config
 from relay.publish import RejectionPolicy
@@ -32,22 +28,8 @@ from relay.service import Relay
 from relay.sinks import SinkContext, open_sink
 from relay.wal import prepare
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
-_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-class Duration(click.ParamType[timedelta]):
-    """A length of time: 90, 90s, 15m, 12h, 7d."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        found = _DURATION.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is not a duration; write 90s, 15m, 12h or 7d", param, ctx)
-        return timedelta(seconds=float(found[1]) * _UNIT[found[2] or "s"])
+#: Where a relay hears of new events.
+READ_FROM = ("table", "wal")
 
 
 class _Unnamed(click.Context):
@@ -90,7 +72,7 @@ class Service(Command):
     "--source",
     env="OUTBOX_SOURCE",
     metavar="TEXT",
-    help="CloudEvents source; keep it stable.  [default: /outbox/DATABASE]",
+    help="CloudEvents source; keep it stable. The words table and wal mean --read-from.  [default: /outbox/DATABASE]",
 )
 @option(
     "--source-epoch",
@@ -109,12 +91,12 @@ class Service(Command):
 @option(
     "--read-from",
     env="OUTBOX_READ_FROM",
-    type=click.Choice(["table", "wal"]),
+    type=click.Choice(READ_FROM),
     default="table",
     show_default=True,
     help="wal: follow the write-ahead log (wal_level = logical), one relay at a time.",
 )
-@option("--batch", env="OUTBOX_BATCH", type=int, default=200, show_default=True, help="Events a batch.")
+@option("--batch", env="OUTBOX_BATCH", type=int, default=1000, show_default=True, help="Events a batch.")
 @option(
     "--lease",
     env="OUTBOX_LEASE",
@@ -196,7 +178,7 @@ class Service(Command):
     "--health-port",
     env="OUTBOX_HEALTH_PORT",
     type=int,
-    help="Answer 200 here while the loops make progress, else 503.",
+    help="Answer 200 here while the loops make progress, else 503; and /metrics (extra metrics).",
 )
 @option(
     "--health-host",
@@ -251,7 +233,9 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
             "warning: everybody on this machine can see a secret in --webhook-secret; put it in OUTBOX_WEBHOOK_SECRET",
             err=True,
         )
-    subscribers = _app(app).subscribers if app else None
+    if options["source"] in READ_FROM:
+        options["read_from"], options["source"] = options["source"], None
+    subscribers = load_app(app).subscribers if app else None
     table = routes(sink, options["route"], options["routes"])
     with ExitStack() as stack:
         url = stack.enter_context(database(dsn))
@@ -277,7 +261,7 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
         relay = Relay(settings, Routes({pattern: sinks[to] for pattern, to in table.table.items()}), bus)
         told = stop_on_signals()
         if options["health_port"] is not None:
-            server = serve(options["health_host"], options["health_port"], relay.stalled)
+            server = serve(options["health_host"], options["health_port"], relay.stalled, pages(bus, url))
             stack.callback(server.shutdown)
         if options["health_file"] is not None:
             over = threading.Event()
@@ -318,18 +302,3 @@ def _settings(url: str, dbname: str, options: dict[str, Any]) -> config.RelayCon
 def _source(name: str, epoch: int) -> str:
     """Return the CloudEvents source: with another epoch the ids of a restored outbox are no repetitions."""
     return f"{name.rstrip('/')}/{epoch}" if epoch else name
-
-
-def _app(path: str) -> Any:
-    """Import `module:name` from the current folder or the installed packages."""
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise BadOption("APP", f"{path!r} is not module:name, for example shop.jobs:app")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        app = getattr(import_module(module), name)
-    except Exception as error:  # the module is the operator's: it may raise anything, as a handler may
-        raise ConfigError(f"cannot load the app {path}: {raised(error)}") from error
-    if not callable(getattr(app, "subscribers", None)):
-        raise ConfigError(f"{path} is {type(app).__name__}, not an App")
-    return app

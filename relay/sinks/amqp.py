@@ -19,7 +19,8 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from pgqueue.errors import ConfigError
@@ -178,7 +179,7 @@ class AmqpSink:
     def _open(self) -> AmqpLink:
         problems = []
         for host, port in random.sample(self._address.hosts, len(self._address.hosts)):
-            link = AmqpLink(self._connection(host, port), self._amqp.exceptions)
+            link = AmqpLink(partial(self._connection, host, port), self._amqp.exceptions)
             try:
                 link.connect()
                 self._look_at_topology(link)
@@ -193,7 +194,7 @@ class AmqpSink:
                 return link
         raise SinkUnavailable(self.name, "no connection: " + "; ".join(problems))
 
-    def _connection(self, host: str, port: int) -> Any:
+    def _connection(self, host: str, port: int, writer: Callable[..., Any]) -> Any:
         address = self._address
         secure: Any = False
         if address.scheme == "amqps":
@@ -214,6 +215,7 @@ class AmqpSink:
             # Nobody would send heartbeats while nothing is published; TCP keep-alive finds a dead peer.
             heartbeat=0,
             client_properties={"connection_name": "outbox-relay"},
+            frame_writer=writer,
         )
 
     def _look_at_topology(self, link: AmqpLink) -> None:

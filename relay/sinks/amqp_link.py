@@ -14,15 +14,52 @@ from relay.event import CONFIRMED, Event, Receipt, Unavailable
 
 #: How long confirmations may still come after the broker said that it takes no more.
 BLOCKED_S: Final = 1.0
+#: Bytes that go out at once.
+PIECE: Final = 64 * 1024
 
 _ABORT: Final = struct.pack("ii", 1, 0)
 _ARGUMENT = re.compile(r"inequivalent arg '(\w+)'.* but current is '([^']+)'", re.DOTALL)
 
 
-class AmqpLink:
-    """One connection and the channel that confirms."""
+class Cork:
+    """Where a connection writes its frames. While it is held they go out in pieces, not each alone."""
 
-    def __init__(self, connection: Any, errors: Any) -> None:
+    transport: Any
+
+    def __init__(self) -> None:
+        self._piece = bytearray()
+        self._held = False
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame, now or with others."""
+        if not self._held:
+            self.transport.write(frame)
+            return
+        self._piece += frame
+        if len(self._piece) >= PIECE:
+            self._flush()
+
+    def hold(self) -> None:
+        """Collect frames from now on."""
+        self._held = True
+
+    def release(self) -> None:
+        """Write what was collected."""
+        self._held = False
+        self._flush()
+
+    def _flush(self) -> None:
+        piece, self._piece = self._piece, bytearray()
+        if piece:
+            self.transport.write(piece)
+
+
+class AmqpLink:
+    """One connection and the channel that confirms. `connect` is given what makes a writer of frames."""
+
+    def __init__(self, connect: Callable[[Callable[..., Any]], Any], errors: Any) -> None:
+        self._cork = Cork()
+        connection = connect(self._writer)
         self.blocked = False
         self.settled: dict[int, Receipt] = {}
         self._connection = connection
@@ -63,13 +100,7 @@ class AmqpLink:
         self.settled = {}
         self._returned.clear()
         self._waiting.clear()
-        for event in events:
-            if self.blocked:
-                break
-            content, exchange, key = message(event)
-            self._tag += 1
-            self._waiting[self._tag] = event
-            self._channel.basic_publish(content, exchange, key, mandatory=True)
+        self._send(events, message)
         given_up = until
         while self._waiting:
             if self.blocked:
@@ -81,6 +112,19 @@ class AmqpLink:
         for event in self._waiting.values():
             self.settled[event.id] = Unavailable(reason)
         return self.settled
+
+    def _send(self, events: Sequence[Event], message: Callable[[Event], tuple[Any, str, str]]) -> None:
+        self._cork.hold()
+        try:
+            for event in events:
+                if self.blocked:
+                    break
+                content, exchange, key = message(event)
+                self._tag += 1
+                self._waiting[self._tag] = event
+                self._channel.basic_publish(content, exchange, key, mandatory=True)
+        finally:
+            self._cork.release()
 
     def still_blocked(self) -> bool:
         """Look whether the broker takes messages again."""
@@ -121,6 +165,13 @@ class AmqpLink:
             with suppress(OSError):
                 self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         self._connection.collect()
+
+    def _writer(self, connection: Any, transport: Any) -> Any:
+        """Make the connection's writer of frames."""
+        from amqp.method_framing import frame_writer
+
+        self._cork.transport = transport
+        return frame_writer(connection, self._cork)
 
     def _drain(self, seconds: float) -> bool:
         try:

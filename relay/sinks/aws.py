@@ -1,4 +1,4 @@
-"""What the sinks of AWS share: a client, characters and groups, calls of many entries that may fail one by one.
+"""What the sinks of AWS share: a place, a client, calls of many entries that may fail one by one.
 
     sqs://NAME?region=eu-central-1      options of all: region, account, endpoint (a URL), max_bytes
 
@@ -9,29 +9,20 @@ it in the same call failed, so a call never holds two events of an aggregate.
 
 from __future__ import annotations
 
-import hashlib
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Any, ClassVar, Final
 
 from pgqueue.errors import ConfigError
-from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, Unavailable, structured
+from relay.event import HELD, Event, Receipt, Rejected, Unavailable
 from relay.sinks import SinkContext, SinkUnavailable
 from relay.sinks.destination import Address
 
 OPTIONS: Final = ("region", "account", "endpoint", "max_bytes")
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 10.0
-GROUP_LENGTH: Final = 128
-#: Punctuation that AWS allows in group and deduplication ids, without the percent sign that escapes the others.
-_PLAIN: Final = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-#: What SQS and SNS refuse in a message, beside control characters, which JSON escapes.
-_REFUSED: Final = re.compile("[\ufffe\uffff]")
-_CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 #: Codes with which a service refuses what an entry is; all others may pass with time, or when somebody sets it right.
 _BAD: Final = frozenset(
     {
@@ -99,6 +90,58 @@ class Place:
             )
         except (BotoCoreError, ValueError) as error:
             raise ConfigError(f"sink {self.address.shown}: {error}") from error
+
+
+class AwsSink:
+    """Gives entries to one service; what an entry is and how a call is made are the sink's own.
+
+    Its calls never hold two events of an aggregate. The client keeps no connection that is in the way.
+    """
+
+    service: ClassVar[str]
+    ordered = False
+    marks = False
+
+    def __init__(self, url: str, context: SinkContext) -> None:
+        self.place = Place(url)
+        self.name = self.place.address.shown
+        self.source = context.source
+        self.limits = self.check()
+        self.client = self.place.client(self.service, context)
+        self._calls = Calls(self.name, context)
+
+    def check(self) -> Limits:
+        """Return what a call takes; raises ConfigError for a URL that says too little."""
+        raise NotImplementedError
+
+    def entry(self, event: Event) -> Entry:
+        """Return an event as the service takes it."""
+        raise NotImplementedError
+
+    def call(self, batch: Sequence[Entry]) -> Mapping[int, Receipt]:
+        """Send entries in one call; return the receipt of each by its place."""
+        raise NotImplementedError
+
+    def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
+        """Send entries, many in a call and several calls at a time."""
+        return self._calls.run(events, self.entry, self.call, self.limits)
+
+    def close(self) -> None:
+        """Do nothing: no connection has to be opened again."""
+
+
+def opener(sink: type[AwsSink]) -> Callable[[str, SinkContext], AwsSink]:
+    """Return the function that makes such a sink from a URL."""
+
+    def open_sink(url: str, context: SinkContext) -> AwsSink:
+        try:
+            return sink(url, context)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"sink {sink.service}: needs {error.name}; install pgqueue-relay[aws]"
+            ) from error
+
+    return open_sink
 
 
 class Calls:
@@ -174,59 +217,14 @@ def pack(entries: Sequence[Entry], limits: Limits) -> list[list[Entry]]:
     return batches
 
 
-def text(event: Event, source: str) -> str:
-    """Return the event as JSON of characters that a message may hold; a reader of JSON sees no difference."""
-    return _REFUSED.sub(lambda found: f"\\u{ord(found[0]):04x}", structured(event, source).decode())
-
-
-def attributes(event: Event, source: str) -> dict[str, Any]:
-    """Return what filters and logs may want to see without reading the body; bent where a value has to be."""
-    given = {
-        "id": event.idempotency_key,
-        "type": event.event_type,
-        "source": source,
-        "partitionkey": event.aggregate_id,
-        "content-type": "application/cloudevents+json",
-    }
-    return {
-        name: {"DataType": "String", "StringValue": _CONTROL.sub(lambda found: quote(found[0]), value)}
-        for name, value in given.items()
-        if value
-    }
-
-
-def message_size(body: str, named: Mapping[str, Any]) -> int:
-    """Return the bytes of a message as SQS and SNS count them: body, and name, type and value of each attribute."""
-    more = sum(len(name) + len(a["DataType"]) + len(a["StringValue"].encode()) for name, a in named.items())
-    return len(body.encode()) + more
-
-
-def group(key: str) -> str:
-    """Return the group of an ordering key: the key where it fits, percent-encoded where it does not, else its hash."""
-    escaped = quote(key, safe=_PLAIN)
-    return (
-        escaped if 0 < len(escaped) <= GROUP_LENGTH else f"sha256-{hashlib.sha256(key.encode()).hexdigest()}"
-    )
-
-
-def deduplication(event: Event, source: str) -> str:
-    """Return the id by which a FIFO queue drops repetitions: of the source too, for several may share a queue."""
-    return hashlib.sha256(f"{source}\n{event.idempotency_key}".encode()).hexdigest()
-
-
-def failure(entry: Mapping[str, Any]) -> Receipt:
-    """Return the receipt of an entry that a batch call of SQS or SNS reports as failed."""
-    reason = f"{entry.get('Code')}: {entry.get('Message', '')}".strip(": ")
-    return Rejected(reason) if entry.get("SenderFault") and _is_bad(entry) else Unavailable(reason)
-
-
 def refuses(error: Any) -> bool:
     """Tell whether an error of a call is about what was sent; others are about rights, rates or the service."""
     answer = getattr(error, "response", None)
-    return answer is None or _is_bad(answer.get("Error", {}))
+    return answer is None or is_bad(answer.get("Error", {}))
 
 
-def _is_bad(error: Mapping[str, Any]) -> bool:
+def is_bad(error: Mapping[str, Any]) -> bool:
+    """Tell whether an error names what an entry is; all others may pass with time."""
     code = str(error.get("Code", "")).rpartition(".")[2]
     return code in _BAD and "TopicArn" not in str(
         error.get("Message", "")
@@ -244,10 +242,3 @@ def _all(batch: Sequence[Entry], receipt: Receipt) -> dict[int, Receipt]:
 
 def _text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def taken(answer: Mapping[str, Any]) -> dict[int, Receipt]:
-    """Read the answer to a batch of SQS or SNS, whose entries are named by their places."""
-    receipts: dict[int, Receipt] = {int(one["Id"]): CONFIRMED for one in answer.get("Successful", ())}
-    receipts |= {int(one["Id"]): failure(one) for one in answer.get("Failed", ())}
-    return receipts

@@ -129,11 +129,16 @@ class KafkaSink:
         return Unavailable((error.code() < 0 and self._pipeline.trouble) or error.str())
 
     def _problem(self, event: Event, record: Record, until: float) -> Receipt | None:
-        if not _legal(record.topic):
-            return Rejected(f"{record.topic!r} is no legal topic name")
-        limit = self._pipeline.limit(record.topic, until)
+        limit = self._pipeline.limits.get(record.topic)
         if limit is None:
-            problem = f"topic {record.topic!r} does not exist; create it, or add auto_create=true"
+            if not _legal(record.topic):
+                return Rejected(f"{record.topic!r} is no legal topic name")
+            limit = self._pipeline.limit(record.topic, until)
+        if limit is None:
+            problem = (
+                f"topic {record.topic!r} does not exist, or this account has no right to see it (Describe); create it, "
+                "or add auto_create=true"
+            )
             if self._topic.fixed:
                 raise SinkUnavailable(self.name, problem)
             return Unavailable(problem)
@@ -141,7 +146,7 @@ class KafkaSink:
         if len(record.value) + 4 * self._roughly(event) < limit:
             return None
         size = len(record.value) + len(record.key or b"") + BATCH_BYTES
-        size += sum(len(name) + len(_bytes(value)) + 4 for name, value in record.headers)
+        size += sum(len(name) + len(_bytes(value)) + 4 for name, value in record.headers.items())
         return (
             Rejected(f"record has {size} bytes, topic {record.topic} takes {limit}") if size > limit else None
         )
@@ -174,9 +179,11 @@ class KafkaSink:
 
     def _record(self, event: Event) -> Record:
         context = attributes(event, self._source)
-        headers: Headers = [("id", event.idempotency_key), ("content-type", context.pop("datacontenttype"))]
-        headers += [(f"ce_{name}", value) for name, value in context.items()]
-        headers += [(name, context[name]) for name in ("traceparent", "tracestate") if name in context]
+        headers: Headers = {"id": context["id"], "content-type": context.pop("datacontenttype")}
+        for name, value in context.items():
+            headers[f"ce_{name}"] = value
+        if event.headers:
+            headers |= {name: context[name] for name in ("traceparent", "tracestate") if name in context}
         key = event.aggregate_id.encode() if event.aggregate_id is not None else None
         return Record(event.id, self._topic.of(event), key, event.payload.encode(), headers)
 

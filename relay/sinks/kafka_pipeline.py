@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
 
 Setting = str | int | float | bool
-Headers = list[tuple[str, str | bytes | None]]
+Headers = dict[str, str | bytes | None]
 Answers = dict[int, "KafkaError | None"]
 
 CONNECT_S: Final = 5.0
@@ -44,11 +44,13 @@ STRICT: Final[Mapping[str, Setting]] = {
     "enable.gapless.guarantee": True,
     "delivery.timeout.ms": 0,
     "message.max.bytes": LIBRARY_MAX_BYTES,
+    # A record that is no longer on its way and of which nothing was reported has been delivered.
+    "delivery.report.only.error": True,
 }
 DEFAULTS: Final[Mapping[str, Setting]] = {
     "client.id": "outbox-relay",
     "partitioner": "murmur2_random",
-    "linger.ms": 1,
+    "linger.ms": 0,
     "queue.buffering.max.kbytes": 64 * 1024,
     "reconnect.backoff.max.ms": 1000,
     "socket.keepalive.enable": True,
@@ -61,7 +63,7 @@ _ALL_BROKERS_DOWN: Final = -187
 _TIMED_OUT: Final = -192
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One record; `id` is the event's."""
 
     id: int
@@ -86,7 +88,8 @@ class Pipeline:
         self._max_bytes = max_bytes
         self._producer: Producer | None = None
         self._batch_bytes = self._producer_batch = LIBRARY_BATCH
-        self._limits: dict[str, int] = {}
+        #: How long a record batch of each topic may be, as far as it is known.
+        self.limits: dict[str, int] = {}
         self._missing: dict[str, float] = {}
         self._down_at: float | None = None
         self.trouble = ""
@@ -96,7 +99,7 @@ class Pipeline:
 
         Raises SinkUnavailable where no broker answers.
         """
-        known = self._limits.get(topic)
+        known = self.limits.get(topic)
         if known is not None:
             return known
         if not self._auto_create:
@@ -108,7 +111,7 @@ class Pipeline:
             if topic not in self._list(self._ready(until), until):
                 self._missing[topic] = time.monotonic()
                 return None
-        limit = self._limits[topic] = self._max_bytes or self._ask_limit(topic, until)
+        limit = self.limits[topic] = self._max_bytes or self._ask_limit(topic, until)
         # A batch of many records must fit too.
         self._batch_bytes = min(self._batch_bytes, limit)
         return limit
@@ -124,16 +127,22 @@ class Pipeline:
         # What was told of idle connections does not count.
         self._poll(producer, 0)
         self._down_at = None
-        answers: Answers = {}
+        errors: dict[int, KafkaError] = {}
+        handed = 0
         for record in records:
-            if not self._put(producer, record, answers, until) or any(answers.values()):
+            if not self._put(producer, record, errors, until):
                 break
-        self._wait(producer, answers, until)
-        if len(answers) < len(records):
-            lost = self._kafka.KafkaError(_TIMED_OUT, "not confirmed in time")
-            for record in records:
-                answers.setdefault(record.id, lost)
-        if any(answers.values()):
+            handed += 1
+            if errors:
+                break
+        self._wait(producer, errors, until)
+        lost = self._kafka.KafkaError(_TIMED_OUT, "not confirmed in time")
+        # Nothing may be taken for delivered while something is still on its way: nobody knows which.
+        delivered = handed if not len(producer) else 0
+        answers: Answers = {record.id: None for record in records[:delivered]}
+        answers |= {record.id: lost for record in records[delivered:]}
+        answers |= errors
+        if delivered < len(records) or errors:
             self.drop()
         return answers
 
@@ -145,7 +154,7 @@ class Pipeline:
 
     def forget(self) -> None:
         """Look at the topics anew."""
-        self._limits.clear()
+        self.limits.clear()
         self._missing.clear()
         self._batch_bytes = LIBRARY_BATCH
 
@@ -158,9 +167,9 @@ class Pipeline:
             return str(error.args[0].str())
         return None
 
-    def _put(self, producer: Producer, record: Record, answers: Answers, until: float) -> bool:
+    def _put(self, producer: Producer, record: Record, errors: dict[int, KafkaError], until: float) -> bool:
         """Hand a record to the library; False when there is no time to wait for room."""
-        report = partial(_report, answers, record.id)
+        report = partial(_report, errors, record.id)
         while True:
             try:
                 producer.produce(
@@ -171,17 +180,16 @@ class Pipeline:
                 if self._over(until):
                     return False
             except self._kafka.KafkaException as error:
-                answers[record.id] = error.args[0]
+                errors[record.id] = error.args[0]
                 return True
             else:
                 return True
 
-    def _wait(self, producer: Producer, answers: Answers, until: float) -> None:
-        """Wait for the reports until one is bad or there is no more time; give up the rest."""
-        while len(producer) and not self._over(until) and not any(answers.values()):
-            before = len(answers)
+    def _wait(self, producer: Producer, errors: Mapping[int, KafkaError], until: float) -> None:
+        """Wait until nothing is on its way, something failed, or there is no more time; give up the rest."""
+        while (under_way := len(producer)) and not self._over(until) and not errors:
             self._poll(producer)
-            if len(answers) > before:
+            if len(producer) < under_way:
                 self._down_at = None
         if len(producer):
             # What the library says of the purge itself would hide why it had to be.
@@ -254,5 +262,6 @@ class Pipeline:
             self.trouble = error.str()
 
 
-def _report(answers: Answers, id_: int, error: KafkaError | None, _: object) -> None:
-    answers[id_] = error
+def _report(errors: dict[int, KafkaError], id_: int, error: KafkaError | None, _: object) -> None:
+    if error is not None:
+        errors[id_] = error

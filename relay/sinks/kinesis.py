@@ -13,10 +13,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, Event, Receipt, Unavailable, structured
-from relay.sinks import SinkContext
-from relay.sinks.aws import Calls, Entry, Limits, Place
+from relay.sinks.aws import AwsSink, Entry, Limits, opener
 
 ENTRIES: Final = 500
 BYTES: Final = 5 * 1_048_576
@@ -24,36 +22,27 @@ RECORD_BYTES: Final = 1_048_576
 KEY_LENGTH: Final = 256
 
 
-class KinesisSink:
+class KinesisSink(AwsSink):
     """Puts records into one stream."""
 
-    ordered = False
-    marks = False
+    service = "kinesis"
 
-    def __init__(self, url: str, context: SinkContext) -> None:
-        self._place = place = Place(url)
-        self.name = place.address.shown
-        self._source = context.source
-        self._client = place.client("kinesis", context)
-        self._calls = Calls(self.name, context)
-        most = place.address.number("max_bytes", RECORD_BYTES)
-        self._limits = Limits(entries=ENTRIES, bytes=max(BYTES, most), entry_bytes=most)
+    def check(self) -> Limits:
+        """Return what a call takes."""
+        most = self.place.address.number("max_bytes", RECORD_BYTES)
+        return Limits(entries=ENTRIES, bytes=max(BYTES, most), entry_bytes=most)
 
-    def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
-        """Put records, up to 500 in a call; no two events of an aggregate are ever under way."""
-        return self._calls.run(events, self._entry, self._send, self._limits)
+    def entry(self, event: Event) -> Entry:
+        """Return the record of an event."""
+        data, key = structured(event, self.source), partition_key(event.key)
+        return Entry(
+            event=event, size=len(data) + len(key.encode()), fields={"Data": data, "PartitionKey": key}
+        )
 
-    def close(self) -> None:
-        """Do nothing: the client keeps no connection that is in the way."""
-
-    def _entry(self, event: Event) -> Entry:
-        data, key = structured(event, self._source), partition_key(event.key)
-        fields = {"Data": data, "PartitionKey": key}
-        return Entry(event=event, size=len(data) + len(key.encode()), fields=fields)
-
-    def _send(self, batch: Sequence[Entry]) -> Mapping[int, Receipt]:
+    def call(self, batch: Sequence[Entry]) -> Mapping[int, Receipt]:
+        """Put records in one call."""
         records = [entry.fields for entry in batch]
-        answer = self._client.put_records(StreamName=self._place.name, Records=records)
+        answer = self.client.put_records(StreamName=self.place.name, Records=records)
         return {
             place: Unavailable(f"{one['ErrorCode']}: {one.get('ErrorMessage', '')}")
             if one.get("ErrorCode")
@@ -67,9 +56,4 @@ def partition_key(key: str) -> str:
     return key if 0 < len(key) <= KEY_LENGTH else f"sha256-{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def open_sink(url: str, context: SinkContext) -> KinesisSink:
-    """Return the sink for a `kinesis:` URL."""
-    try:
-        return KinesisSink(url, context)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"sink kinesis: needs {error.name}; install pgqueue-relay[aws]") from error
+open_sink = opener(KinesisSink)

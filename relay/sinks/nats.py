@@ -43,6 +43,7 @@ REFUSED: Final = frozenset({10054, 10097})
 
 #: What the HTTP binding lets stand as it is: printable ASCII but space, double quote and percent.
 _PLAIN: Final = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_BREAK: Final = re.compile(r"\s")
 _SAFE: Final = re.compile(r"[!#$&-~]*").fullmatch
 
 
@@ -60,10 +61,14 @@ class NatsSink:
         self.name = address.shown
         if not address.path:
             raise ConfigError(f"sink {self.name} has no subject; write nats://host/orders.{{event_type}}")
+        stream = address.options.get("stream")
+        if _BREAK.search(address.path) or _BREAK.search(stream or ""):
+            raise ConfigError(f"sink {self.name}: a subject or stream holds no white space")
         self._subject = Destination(self.name, address.path, _token)
-        self._stream = address.options.get("stream")
+        self._expected = f"Nats-Expected-Stream: {stream}\r\n" if stream is not None else ""
         self._tls = address.flag("tls", default="ca" in address.options)
         self._source = context.source
+        self._safe_source = _safe(context.source)
         self._own_id = quote(context.source, safe="/:.-_")
         self._timeout = context.send_timeout
         self._thread: LoopThread | None = None
@@ -140,37 +145,35 @@ class NatsSink:
                 break
             for message, ack in zip(window, await link.publish(window, until), strict=True):
                 receipts[message.event.id] = self._receipt(message, ack)
-                if isinstance(ack, Ack) and ack.duplicate and not await self._is_ours(link, message, ack):
+                if isinstance(ack, Ack) and ack.duplicate and not await self._is_ours(link, ack):
                     again.append(message)
         for message in again:
-            message.headers["Nats-Msg-Id"] += f"@{self._own_id}"
+            message.id += f"@{self._own_id}"
         for window in windows(again, _size, most=WINDOW, most_bytes=WINDOW_BYTES):
             for message, ack in zip(window, await link.publish(window, until), strict=True):
                 receipts[message.event.id] = self._receipt(message, ack)
         return receipts
 
-    async def _is_ours(self, link: NatsLink, message: Message, ack: Ack) -> bool:
-        """Tell whether the stored message that this one repeats came from the same outbox."""
+    async def _is_ours(self, link: NatsLink, ack: Ack) -> bool:
+        """Tell whether the stored message that was repeated came from the same outbox."""
         try:
             found = await link.client.jetstream(timeout=LOOK_S).get_msg(ack.stream, ack.seq)
         except Exception:  # noqa: BLE001 - gone, forbidden, late: then it is not known
             return False
-        return (found.headers or {}).get("ce-source") == message.headers["ce-source"]
+        return (found.headers or {}).get("ce-source") == self._safe_source
 
     def _message(self, event: Event) -> Message:
         context = attributes(event, self._source)
-        headers = {"Nats-Msg-Id": event.idempotency_key, "content-type": context.pop("datacontenttype")}
-        if self._stream is not None:
-            headers["Nats-Expected-Stream"] = self._stream
+        lines = [f"content-type: {context.pop('datacontenttype')}\r\n{self._expected}"]
+        plain = _SAFE("".join(context.values())) is not None
         for name, value in context.items():
-            safe = value if _SAFE(value) else quote(value, safe=_PLAIN, errors="replace")
-            headers[f"ce-{name}"] = safe
+            safe = value if plain else _safe(value)
+            lines.append(f"ce-{name}: {safe}\r\n")
             if name in ("traceparent", "tracestate"):
-                headers[name] = safe
-        body = event.payload.encode()
-        # Each header is "name: value" and a line end, after a first line and before an empty one.
-        size = len(body) + len("".join(headers)) + len("".join(headers.values())) + 4 * len(headers) + 12
-        return Message(event, self._subject.of(event), headers, body, size)
+                lines.append(f"{name}: {safe}\r\n")
+        return Message(
+            event, self._subject.of(event), event.idempotency_key, "".join(lines), event.payload.encode()
+        )
 
     @staticmethod
     def _problem(message: Message, limit: int) -> str | None:
@@ -198,6 +201,10 @@ def open_sink(url: str, context: SinkContext) -> NatsSink:
         return NatsSink(url, context)
     except ModuleNotFoundError as error:
         raise ConfigError(f"sink nats: needs {error.name}; install pgqueue-relay[nats]") from error
+
+
+def _safe(value: str) -> str:
+    return value if _SAFE(value) else quote(value, safe=_PLAIN, errors="replace")
 
 
 def _size(message: Message) -> int:

@@ -1,4 +1,4 @@
-"""`pulsar:`: Apache Pulsar, one message per event. Experimental: no test runs it against a real broker.
+"""`pulsar:`: Apache Pulsar, one message per event.
 
     pulsar://broker:6650/tenant/namespace/orders       pulsar+ssl: the same over TLS; a token as the URL's password
 
@@ -10,10 +10,12 @@ on must not be used: it compares sequence numbers of the client, which begin ane
 
 from __future__ import annotations
 
-import logging
+import atexit
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from pgqueue.errors import ConfigError
@@ -24,6 +26,8 @@ from relay.sinks.destination import Address, Destination
 PORT: Final = 6650
 OPTIONS: Final = ("ca", "max_bytes")
 CONNECT_S: Final = 5.0
+#: To find a topic, or to close; a process that ends waits for it.
+OPERATION_S: Final = 10.0
 #: What a broker takes by default (maxMessageSize), less than its envelope.
 MAX_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
 PENDING: Final = 10_000
@@ -79,11 +83,15 @@ class PulsarSink:
         return [receipts.get(event.id, HELD) for event in events]
 
     def close(self) -> None:
-        """Drop producers and connections, with whatever they still hold."""
+        """Let go of producers and connections, and of whatever they still hold."""
         client, self._client = self._client, None
         self._producers = {}
         if client is not None:
-            client.shutdown()
+            atexit.unregister(self._end)
+            # Closing waits for a broker that is frozen, and `shutdown` can stop every thread of the process for 10 s.
+            # What the old client still sends can but repeat: an event that was not confirmed is sent again before
+            # any later one of its aggregate.
+            threading.Thread(target=self._end, args=[client], name="pulsar-close").start()
 
     def _send(self, event: Event, content: bytes, answers: _Answers) -> None:
         producer = self._producer(self._topic.of(event))
@@ -103,6 +111,8 @@ class PulsarSink:
         if found is None:
             if self._client is None:
                 self._client = self._open()
+                # A client that is still open aborts the process as it ends.
+                atexit.register(self._end, self._client)
             found = self._producers[topic] = self._client.create_producer(
                 topic,
                 send_timeout_millis=int(self._timeout * 1000),
@@ -117,18 +127,22 @@ class PulsarSink:
     def _open(self) -> Any:
         address = self._address
         hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
-        quiet = logging.getLogger("relay.pulsar")
-        quiet.setLevel(logging.ERROR)
+        # A logger of Python's is no longer there when the process ends, and then the client writes to stdout.
+        quiet = self._pulsar.FileLogger(self._pulsar.LoggerLevel.Error, os.devnull)
         token = self._pulsar.AuthenticationToken(address.password) if address.password else None
         return self._pulsar.Client(
             f"{address.scheme}://{hosts}",
             authentication=token,
-            operation_timeout_seconds=max(1, int(self._timeout)),
+            operation_timeout_seconds=max(1, int(min(OPERATION_S, self._timeout))),
             connection_timeout_ms=int(min(CONNECT_S, self._timeout) * 1000),
             tls_trust_certs_file_path=address.options.get("ca"),
             tls_validate_hostname=True,
             logger=quiet,
         )
+
+    def _end(self, client: Any) -> None:
+        with suppress(self._pulsar.PulsarException):
+            client.close()
 
     def _away(self, error: Exception) -> SinkUnavailable:
         self.close()

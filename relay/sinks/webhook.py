@@ -15,7 +15,8 @@ import base64
 import re
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -25,19 +26,16 @@ from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, HELD, Confirmed, Event, Receipt, Rejected, Unavailable, attributes
 from relay.sinks import SinkContext, SinkUnavailable
 from relay.sinks.addresses import NotPublic, is_public, literal
+from relay.sinks.pinned import Answer, Connections, NoAnswer, Unreachable
 
 if TYPE_CHECKING:
-    import httpcore
     import httpx
     from standardwebhooks.webhooks import Webhook
 
 TRACE: Final = frozenset({"traceparent", "tracestate"})
 LATER: Final = frozenset({408, 425, 429})
 GONE: Final = 410
-BODY_READ: Final = 65_536
 EXCERPT: Final = 200
-CONNECT_S: Final = 5.0
-ANSWER_S: Final = 10.0
 
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["%]')
 
@@ -49,10 +47,8 @@ class WebhookSink:
     marks = False
 
     def __init__(self, url: str, context: SinkContext) -> None:
-        import httpcore
         import httpx
 
-        self._http = httpcore
         try:
             self._url = httpx.URL(url)
         except httpx.InvalidURL as error:
@@ -69,15 +65,8 @@ class WebhookSink:
         self._send_timeout = context.send_timeout
         self._parallel = context.parallel
         self._keys = _keys(context.secrets)
-        self._fixed = _fixed_headers(self._url)
-        self._target = httpcore.URL(
-            scheme=self._url.raw_scheme,
-            host=self._url.raw_host,
-            port=self._url.port,
-            target=self._url.raw_path,
-        )
-        self._timeouts = {"connect": CONNECT_S, "read": ANSWER_S, "write": ANSWER_S, "pool": ANSWER_S}
-        self._connections: httpcore.ConnectionPool | None = None
+        self._fixed = _fixed(self._url)
+        self._connections: Connections | None = None
         self._pool = ThreadPoolExecutor(context.parallel, thread_name_prefix="relay-webhook")
 
     def publish(self, events: Sequence[Event]) -> Sequence[Receipt]:
@@ -89,9 +78,14 @@ class WebhookSink:
         chains: dict[str, list[Event]] = {}
         for event in events:
             chains.setdefault(event.key, []).append(event)
+        left = deque(chains.values())
         receipts: dict[int, Receipt] = {}
-        for answered in self._pool.map(lambda chain: self._chain(connections, chain, batch), chains.values()):
-            receipts.update(answered)
+        hands = [
+            self._pool.submit(self._work, connections, left, batch, receipts)
+            for _ in range(min(self._parallel, len(chains)))
+        ]
+        for hand in hands:
+            hand.result()
         return [receipts.get(event.id, HELD) for event in events]
 
     def close(self) -> None:
@@ -100,80 +94,77 @@ class WebhookSink:
         if connections is not None:
             connections.close()
 
-    def _open(self) -> httpcore.ConnectionPool:
-        """Open no connection yet. A pool alone follows no redirect, keeps no cookie and knows no proxy."""
-        from relay.sinks.pinned import Pinned
-
-        return self._http.ConnectionPool(
-            ssl_context=_trusted() if self._url.scheme == "https" else None,
-            max_connections=self._parallel,
-            max_keepalive_connections=self._parallel,
-            network_backend=Pinned(allow_private=self._allow_private),
+    def _open(self) -> Connections:
+        """Open no connection yet."""
+        url = self._url
+        return Connections(
+            url.raw_host.decode(),
+            url.port or (443 if url.scheme == "https" else 80),
+            secure=_trusted() if url.scheme == "https" else None,
+            allow_private=self._allow_private,
         )
 
     def _disabled(self) -> SinkUnavailable:
         problem = "it answered 410 Gone, so it is sent nothing more; give the right URL and restart the relay"
         return SinkUnavailable(self.name, problem)
 
-    def _chain(
-        self, connections: httpcore.ConnectionPool, chain: Sequence[Event], batch: _Batch
-    ) -> dict[int, Receipt]:
-        receipts: dict[int, Receipt] = {}
-        for event in chain:
-            if batch.cut or time.monotonic() >= batch.until:
-                break
-            receipt = receipts[event.id] = self._post(connections, event, batch)
-            if not isinstance(receipt, Confirmed):
-                break
-        return receipts
-
-    def _post(self, connections: httpcore.ConnectionPool, event: Event, batch: _Batch) -> Receipt:
-        http = self._http
-        body = event.payload.encode()
-        request = http.Request(
-            "POST",
-            self._target,
-            headers=self._headers(event, len(body)),
-            content=body,
-            extensions={"timeout": self._timeouts},
-        )
-        try:
-            response = connections.handle_request(request)
+    def _work(
+        self,
+        connections: Connections,
+        left: deque[list[Event]],
+        batch: _Batch,
+        receipts: dict[int, Receipt],
+    ) -> None:
+        """Send one chain of events after the other, each up to the first event that is not confirmed."""
+        while left:
             try:
-                said = _read(response, batch.until)
-            finally:
-                response.close()
+                chain = left.popleft()
+            except IndexError:
+                return  # another took the last
+            for event in chain:
+                if batch.cut or time.monotonic() >= batch.until:
+                    break
+                receipt = receipts[event.id] = self._post(connections, event, batch)
+                if not isinstance(receipt, Confirmed):
+                    break
+
+    def _post(self, connections: Connections, event: Event, batch: _Batch) -> Receipt:
+        try:
+            answer = connections.post(self._request(event), batch.until)
         except NotPublic as error:
             batch.cut = True
             return Unavailable(str(error))
-        except (http.ConnectError, http.ConnectTimeout) as error:
+        except Unreachable as error:
             batch.cut = True
-            return Unavailable(f"cannot reach {self.name}: {_text(error)}")
-        except (http.TimeoutException, http.NetworkError, http.ProtocolError) as error:
-            return Unavailable(f"no answer from {self.name}: {_text(error)}")
-        if response.status == GONE:
+            return Unavailable(f"cannot reach {self.name}: {error}")
+        except NoAnswer as error:
+            return Unavailable(f"no answer from {self.name}: {error}")
+        if answer.status == GONE:
             self._gone = batch.cut = True
             return Unavailable(self._disabled().problem)
-        headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
-        return _receipt(response.status, headers, said)
+        return _receipt(answer)
 
-    def _headers(self, event: Event, size: int) -> list[tuple[bytes, bytes]]:
+    def _request(self, event: Event) -> bytes:
+        body = event.payload.encode()
         context = attributes(event, self._source)
-        headers = [*self._fixed, (b"content-length", b"%d" % size)]
-        headers.append((b"content-type", context.pop("datacontenttype").encode()))
+        lines = [
+            self._fixed,
+            f"content-length: {len(body)}",
+            f"content-type: {context.pop('datacontenttype')}",
+        ]
         for name, value in context.items():
-            safe = _UNSAFE.sub(_percent, value).encode()
-            headers.append((b"ce-" + name.encode(), safe))
+            safe = _UNSAFE.sub(_percent, value)
+            lines.append(f"ce-{name}: {safe}")
             if name in TRACE:
-                headers.append((name.encode(), safe))
+                lines.append(f"{name}: {safe}")
         key = event.idempotency_key
         now = datetime.fromtimestamp(int(time.time()), UTC)
-        headers.append((b"webhook-id", key.encode()))
-        headers.append((b"webhook-timestamp", b"%d" % now.timestamp()))
+        lines.append(f"webhook-id: {key}\r\nwebhook-timestamp: {int(now.timestamp())}")
         if self._keys:
-            signatures = " ".join(secret.sign(key, now, event.payload) for secret in self._keys)
-            headers.append((b"webhook-signature", signatures.encode()))
-        return headers
+            lines.append(
+                "webhook-signature: " + " ".join(k.sign(key, now, event.payload) for k in self._keys)
+            )
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 class _Batch:
@@ -194,12 +185,14 @@ def open_sink(url: str, context: SinkContext) -> WebhookSink:
         raise ConfigError(f"sink https: needs {error.name}; install pgqueue-relay[webhooks]") from error
 
 
-def _fixed_headers(url: httpx.URL) -> list[tuple[bytes, bytes]]:
-    fixed = [(b"host", url.netloc), (b"user-agent", b"outbox-relay"), (b"accept", b"*/*")]
+def _fixed(url: httpx.URL) -> str:
+    """Return the first lines of every request."""
+    lines = [f"POST {url.raw_path.decode()} HTTP/1.1", f"host: {url.netloc.decode()}"]
+    lines += ["user-agent: outbox-relay", "accept: */*"]
     if url.userinfo:
         named = f"{url.username}:{url.password}".encode()
-        fixed.append((b"authorization", b"Basic " + base64.b64encode(named)))
-    return fixed
+        lines.append(f"authorization: Basic {base64.b64encode(named).decode()}")
+    return "\r\n".join(lines)
 
 
 def _trusted() -> ssl.SSLContext:
@@ -226,25 +219,19 @@ def _keys(secrets: Sequence[str]) -> list[Webhook]:
         ) from None
 
 
-def _receipt(status: int, headers: Mapping[bytes, str], said: str) -> Receipt:
+def _receipt(answer: Answer) -> Receipt:
+    status = answer.status
     if 200 <= status < 300:
         return CONFIRMED
+    said = answer.body[:EXCERPT].decode(errors="replace").strip()
     reason = f"HTTP {status}" + (f": {said}" if said else "")
     if 300 <= status < 400:
-        return Rejected(f"HTTP {status}: redirects to {headers.get(b'location', '?')!r}; give the final URL")
+        return Rejected(
+            f"HTTP {status}: redirects to {answer.headers.get('location', '?')!r}; give the final URL"
+        )
     if status >= 500 or status in LATER or status < 200:
-        return Unavailable(reason, _seconds(headers.get(b"retry-after")))
+        return Unavailable(reason, _seconds(answer.headers.get("retry-after")))
     return Rejected(reason)
-
-
-def _read(response: httpcore.Response, until: float) -> str:
-    """Read the body so that the connection can be kept; give up on a long or slow one."""
-    body = b""
-    for chunk in response.iter_stream():
-        body += chunk
-        if len(body) > BODY_READ or time.monotonic() > until:
-            break
-    return body[:EXCERPT].decode(errors="replace").strip()
 
 
 def _seconds(retry_after: str | None) -> float | None:
@@ -260,7 +247,3 @@ def _seconds(retry_after: str | None) -> float | None:
 
 def _percent(found: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in found[0].encode(errors="replace"))
-
-
-def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__

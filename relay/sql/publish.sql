@@ -28,10 +28,11 @@ CROSS JOIN LATERAL (
   ORDER BY o.part, o.id LIMIT %(n)s::int) o
 
 -- name: chosen
--- Those of these events that are neither published nor parked.
+-- Those of these events that are neither published nor parked; said so that a plan made while the outbox was empty does
+-- not read all that is pending.
 SELECT o.id, o.part, coalesce(o.aggregate_id, o.id::text), o.aggregate_id, o.aggregate_version, o.event_type, o.payload::text, o.aggregate_type,
        o.headers::text, least(greatest(o.created_at, '0001-01-03'), '9999-12-29'), o.attempts
-FROM pgqueue.outbox o WHERE o.id = ANY (%(ids)s::bigint[]) AND o.published_at IS NULL AND o.parked_at IS NULL
+FROM pgqueue.outbox o WHERE o.id = ANY (%(ids)s::bigint[]) AND coalesce(o.published_at, o.parked_at) IS NULL
 
 -- name: last
 -- The highest id handed out so far; read after the rows and before the writers. The clock dates the look.
@@ -66,9 +67,10 @@ SELECT o.id FROM pgqueue.outbox o WHERE o.id = ANY (%(ids)s::bigint[]) AND o.pub
 -- Rejected events: wait and try again, or after max_attempts be parked, alone or (block) with the aggregate behind them.
 WITH rejected AS MATERIALIZED (
   SELECT o.id, e.error FROM unnest(%(ids)s::bigint[], %(errors)s::text[]) AS e(id, error)
-  JOIN pgqueue.outbox o ON o.id = e.id
-  WHERE o.published_at IS NULL AND o.parked_at IS NULL
-  ORDER BY o.id FOR NO KEY UPDATE OF o SKIP LOCKED)
+  CROSS JOIN LATERAL (
+    SELECT o.id FROM pgqueue.outbox o WHERE o.id = e.id AND coalesce(o.published_at, o.parked_at) IS NULL
+    FOR NO KEY UPDATE SKIP LOCKED) o
+  ORDER BY o.id)
 UPDATE pgqueue.outbox o SET
   attempts = o.attempts + 1,
   last_error = rejected.error,
@@ -84,9 +86,10 @@ RETURNING o.id, o.attempts, o.parked_at IS NOT NULL
 -- Events without an answer while others got theirs: their aggregates wait; no attempt is spent, so they are never parked.
 WITH late AS MATERIALIZED (
   SELECT o.id, e.error, e.delay FROM unnest(%(ids)s::bigint[], %(errors)s::text[], %(delays)s::double precision[]) AS e(id, error, delay)
-  JOIN pgqueue.outbox o ON o.id = e.id
-  WHERE o.published_at IS NULL AND o.parked_at IS NULL
-  ORDER BY o.id FOR NO KEY UPDATE OF o SKIP LOCKED)
+  CROSS JOIN LATERAL (
+    SELECT o.id FROM pgqueue.outbox o WHERE o.id = e.id AND coalesce(o.published_at, o.parked_at) IS NULL
+    FOR NO KEY UPDATE SKIP LOCKED) o
+  ORDER BY o.id)
 UPDATE pgqueue.outbox o SET last_error = late.error, next_attempt_at = clock_timestamp() + late.delay * interval '1 s'
 FROM late WHERE o.id = late.id
 

@@ -10,9 +10,13 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = 'pgqueu
 -- Publishes the ids of new events and nothing else: the rows are read from the table.
 CREATE PUBLICATION pgqueue_outbox FOR TABLE pgqueue.outbox (id) WITH (publish = 'insert')
 
--- name: has_slot
--- Whether the slot is there.
-SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %(slot)s::name)
+-- name: slot_state
+-- Whether the slot is there, and whether it is of use: the server gives up one that asks for more log than it may keep.
+SELECT s.wal_status IS DISTINCT FROM 'lost' FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %(slot)s::name
+
+-- name: forget_slot
+-- Removes a slot that is of no use any more.
+SELECT pg_catalog.pg_drop_replication_slot(%(slot)s::name)
 
 -- name: slot
 -- From now on the server keeps its WAL until the relay has seen it.

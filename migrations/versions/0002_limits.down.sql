@@ -1,0 +1,72 @@
+-- Takes back what 0002_limits.sql adds, the last section first. `as before` stands for the definition in an older script.
+
+COMMENT ON TABLE pgqueue.alembic_version IS NULL;
+
+-- Sections go below this line, the last one first ----------------------------------------------------------
+
+-- Enqueue -------------------------------------------------------------------------------------------------
+
+-- as before: pgqueue.enqueue_many
+
+CREATE OR REPLACE TRIGGER job_wake AFTER INSERT ON pgqueue.job FOR EACH ROW WHEN (NEW.run_at IS NULL) EXECUTE FUNCTION pgqueue.job_wake();
+
+ALTER TABLE pgqueue.job
+  DROP CONSTRAINT job_queue_check, DROP CONSTRAINT job_name_check, DROP CONSTRAINT job_place,
+  ADD CONSTRAINT job_queue_check CHECK (btrim(queue) <> '' AND octet_length(queue) <= 200),
+  ADD CONSTRAINT job_name_check CHECK (btrim(name) <> '' AND octet_length(name) <= 200),
+  ADD CONSTRAINT job_place CHECK (num_nonnulls(pos, run_at) = 1);
+
+-- Retry budget --------------------------------------------------------------------------------------------
+
+ALTER TABLE pgqueue.job DROP COLUMN deferred;
+
+-- Operators -----------------------------------------------------------------------------------------------
+
+-- as before: pgqueue.grant_role
+
+-- as before: pgqueue.replay
+
+-- as before: pgqueue.dead_by_error
+
+DROP VIEW pgqueue.unknown_names;
+
+-- Outbox --------------------------------------------------------------------------------------------------
+
+DROP FUNCTION pgqueue.outbox_repartition(int);
+
+-- Limits --------------------------------------------------------------------------------------------------
+
+DROP TRIGGER job_key ON pgqueue.job;
+DROP TRIGGER lane_key_slots ON pgqueue.job_type;
+DROP TRIGGER lane_rested ON pgqueue.job_type;
+
+-- as before: pgqueue.route
+
+-- as before: pgqueue.lane_unblock
+
+-- as before: pgqueue.lane_release
+
+-- as before: pgqueue.lane_slots
+
+-- as before: pgqueue.lane_claim
+
+-- as before: pgqueue.age
+
+-- as before: pgqueue.job_state
+
+-- as before: pgqueue.queue_depth
+
+DROP FUNCTION pgqueue.lane_rested, pgqueue.lane_grow, pgqueue.lane_wake, pgqueue.limit_queue, pgqueue.limit_job, pgqueue.gate_pass, pgqueue.gate, pgqueue.job_key, pgqueue.is_limit;
+DROP TABLE pgqueue.permit;
+DROP INDEX pgqueue.lane_ready;
+CREATE INDEX lane_ready ON pgqueue.lane (queue, priority, pos) WHERE priority >= 0;
+DROP INDEX pgqueue.lane_parked;
+ALTER TABLE pgqueue.lane DROP COLUMN wake_at;
+ALTER TABLE pgqueue.queue DROP CONSTRAINT queue_rate, DROP CONSTRAINT queue_burst, DROP COLUMN slots;
+ALTER TABLE pgqueue.job_type DROP COLUMN key_slots, DROP COLUMN key_rate_per_s, DROP COLUMN limits_set;
+
+-- End of limits.
+
+-- Prune ---------------------------------------------------------------------------------------------------
+
+DROP INDEX pgqueue.dedup_until;
