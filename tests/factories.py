@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psycopg
 
-from pgqueue.claim import Answer, LaneSize, Scope, claim, lane_claim, lane_release, route, suspects
+from pgqueue.claim import (
+    Answer,
+    LaneSize,
+    Scope,
+    claim,
+    claim_backlog,
+    claim_few,
+    keyed,
+    lane_claim,
+    lane_release,
+    route,
+    suspects,
+)
 from pgqueue.connection import execute
 from pgqueue.job import Buried, Claim, Claimed, Failure, Retried
 from pgqueue.round import Leases
@@ -27,6 +40,10 @@ Connection = psycopg.Connection[Any]
 QUEUE = "default"
 NAME = "work"
 MINUTE = timedelta(minutes=1)
+#: 2026-01-01, in microseconds since 2000, as the server sends it.
+NEW_YEAR = round(
+    (datetime(2026, 1, 1, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() * 1e6
+).to_bytes(8, "big")
 EVERYTHING = 2**63 - 1
 BROKEN = Failure(error_type="ValueError", message="broken", traceback="Traceback: broken")
 
@@ -83,7 +100,7 @@ def claimed(job_id: int = 1, **fields: Any) -> Claimed:
     extra = fields.pop("extra", None)
     plain: dict[str, Any] = {
         "level": 1, "pos": job_id, "id": job_id, "lease": 7, "name": NAME, "key": None, "attempt": 1,
-        "enqueued_at": "2026-01-01 00:00:00+00", "extra": json.dumps(extra) if extra is not None else None,
+        "enqueued_at": NEW_YEAR, "extra": json.dumps(extra) if extra is not None else None,
         "payload": "null",
     }  # fmt: skip
     return Claimed(**(plain | fields))
@@ -183,9 +200,11 @@ def buffers(plan: Mapping[str, Any]) -> int:
 class Holder:
     """One worker's connection, in autocommit mode and with a worker's settings."""
 
-    def __init__(self, dsn: str, nonce: int = 1) -> None:
+    def __init__(self, dsn: str, nonce: int = 1, *, backlog: bool = False, few: bool = False) -> None:
         self.connection = connect(dsn, f"test {nonce}")
         self.leases = Leases(nonce)
+        #: Claim as a worker does where the last claim found all it asked for.
+        self.backlog, self.few = backlog, few
 
     def __enter__(self) -> Self:
         return self
@@ -222,11 +241,28 @@ class Holder:
     ) -> Answer:
         """Claim fresh jobs under a new lease."""
         of = of or scope()
+        if self.backlog or self.few:
+            return self._short(n, of, list(floors or [0] * len(of.queues)), visibility, route_floors)
         return self.run(
             claim(
                 of, floors or [0] * len(of.queues), n, self.leases.new(), visibility, route_floors or {QUEUE: 0}
             )
         )  # fmt: skip
+
+    def _short(
+        self,
+        n: int,
+        of: Scope,
+        floors: list[int],
+        visibility: timedelta,
+        route_floors: Mapping[str, int] | None,
+    ) -> Answer:
+        floor = dict(zip(zip(of.queues, of.priorities, strict=True), floors, strict=True))
+        whole = scope(dict.fromkeys(of.queues), of.names, range(10))
+        starts = [floor.get(level, 0) for level in zip(whole.queues, whole.priorities, strict=True)]
+        form = claim_few if self.few else claim_backlog
+        answer = self.run(form(whole, starts, n, self.leases.new(), visibility))
+        return replace(answer, keyed=self.run(keyed(route_floors or {QUEUE: 0})))
 
     def claim(
         self, n: int = 500, *, of: Scope | None = None, visibility: timedelta = MINUTE

@@ -15,7 +15,7 @@ def chaos(short: int, long: int) -> int:
     return long if os.environ.get("PGQUEUE_CHAOS") else short
 
 
-def eventually(predicate: Callable[[], T | None], timeout: float = 10.0, *, look: float = 0.02) -> T:
+def eventually(predicate: Callable[[], T | None], timeout: float = 20.0, *, look: float = 0.02) -> T:
     """Call the predicate until it returns something true, and return that; fail when the time is over."""
     deadline = time.monotonic() + timeout
     while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -15,8 +15,8 @@ from pgqueue.horizon import Horizon
 from relay import partitions
 from relay.cycle import Connection, Ledger, connect, cycle
 from relay.event import Event
-from relay.floors import Floors
-from relay.publish import RejectionPolicy
+from relay.floors import Batch, Floors
+from relay.publish import Look, RejectionPolicy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,11 +36,35 @@ class Stepper:
     def step(self, *, mark: bool = True) -> int:
         """Write down the last batch, read and publish the next; return how many were published."""
         asked = dict(self.floors.parts)
+        return self._publish(self._absorb(self._look(asked), asked), mark=mark)
+
+    def step_ahead(self, between: Callable[[], None]) -> int:
+        """Publish two batches, the second read while the first was under way.
+
+        `between` is called before that read and after it.
+        """
+        asked = dict(self.floors.parts)
+        batch = self._absorb(self._look(asked), asked)
+        above = self.floors.ahead(batch.events, ()) if batch.events else None
+        between()
+        seen = None if above is None else self._look(above)
+        between()
+        done = self._publish(batch, mark=True)
+        if above is not None and seen is not None:
+            done += self._publish(self._absorb(seen, above), mark=True)
+        return done
+
+    def _look(self, asked: Mapping[int, int]) -> Look:
         look, _ = cycle(
             self.conn, me=self.me, ledger=self.ledger, floors=asked, n=self.n, keep=True, policy=self.policy
         )
         self.rows_read += len(look.rows)
-        batch = self.floors.absorb(look, asked=asked, n=self.n, now=time.monotonic())
+        return look
+
+    def _absorb(self, look: Look, asked: Mapping[int, int]) -> Batch:
+        return self.floors.absorb(look, asked=asked, n=self.n, now=time.monotonic())
+
+    def _publish(self, batch: Batch, *, mark: bool) -> int:
         stopped: set[str] = set()
         unconfirmed: list[Event] = []
         done = 0

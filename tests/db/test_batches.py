@@ -162,6 +162,7 @@ def test_members_end_without_waiting_for_each_other(conn: Connection, dsn: str) 
 
 
 def test_of_two_folders_at_once_the_later_one_sees_what_both_have(conn: Connection, dsn: str) -> None:
+    """absurd 0.0.7: a wake-up was lost between the check and the wait; here the last member."""
     batch_id = members(conn, 2)
     with Holder(dsn, 1) as a, Holder(dsn, 2) as b:
         (one,), (two,) = a.claim(1, of=scope(names=["part"])), b.claim(1, of=scope(names=["part"]))
@@ -247,6 +248,7 @@ def test_a_handler_splits_its_work_in_the_transaction_of_its_own_end(conn: Conne
 def test_a_batch_whose_last_worker_died_right_after_its_ack_is_completed_by_another(
     conn: Connection, dsn: str, start: Start
 ) -> None:
+    """procrastinate 1518: what a dead worker was to do next stayed undone."""
     members(conn, 1)
     with Holder(dsn) as holder:
         (job,) = holder.claim(of=scope(names=["part"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import LiteralString
@@ -88,6 +90,7 @@ def failing(dsn: str) -> Iterator[tuple[App, list[int]]]:
 def test_an_outage_meets_every_first_execution_and_few_retries(
     conn: Connection, failing: tuple[App, list[int]]
 ) -> None:
+    """contribsys/faktory#99, hatchet-dev/hatchet#1540: everything failed, and was tried again at once."""
     app, calls = failing
     app.types["fails"].enqueue_many(conn, list(range(300)))
     conn.commit()
@@ -116,13 +119,64 @@ def test_every_job_still_ends(conn: Connection, failing: tuple[App, list[int]]) 
         conn.commit()
         return conn.execute("SELECT count(*) FROM pgqueue.dead_job").fetchone() == (200,)
 
+    began = time.monotonic()
     eventually(ended, timeout=60)
-    assert len(calls) == 600
-    deferred = conn.execute(
-        "SELECT sum(n) > 0 FROM (SELECT n, outcome FROM pgqueue.tally UNION ALL "
-        "SELECT n, outcome FROM pgqueue.tally_minute) t WHERE outcome = 'deferred'"
-    ).fetchone()
-    assert deferred == (True,)
+    # A retry that finds no budget when its time has come counts without being run.
+    assert 200 < len(calls) <= 200 + 20 + 60 + (time.monotonic() - began) + 5
+    dead = conn.execute("SELECT DISTINCT error_type, attempt, reason, error FROM pgqueue.dead_job").fetchall()
+    assert dead == [("RuntimeError", 3, "exhausted", "the other side is down")]
+    tried = conn.execute(
+        "SELECT a ->> 'error_type', count(*) > 100"
+        " FROM pgqueue.dead_job d, json_array_elements(d.attempts) a GROUP BY 1"
+    ).fetchall()
+    assert sorted(map(str, tried)) == ["('RetryBudget', True)", "('RuntimeError', True)"]
+    counted = conn.execute(
+        "SELECT outcome, sum(n) > 100 FROM (SELECT n, outcome FROM pgqueue.tally UNION ALL "
+        "SELECT n, outcome FROM pgqueue.tally_minute) t WHERE outcome IN ('deferred', 'put_off') GROUP BY 1"
+    ).fetchall()
+    assert sorted(counted) == [("deferred", True), ("put_off", True)]
+
+
+@pytest.mark.parametrize("key", [None, "customer"])
+@pytest.mark.parametrize("attempts", [2, 500])
+def test_a_deferred_retry_runs_when_the_side_is_well_again_and_else_waits_for_its_turn(
+    conn: Connection, dsn: str, key: str | None, attempts: int
+) -> None:
+    """Whether it has an ordering key or not; with the last attempt it ends without having been run again."""
+    app, well, calls = App(), threading.Event(), []
+
+    @app.job("call", max_attempts=attempts, backoff=Backoff(base=0.01, cap=0.02))
+    def call(n: int) -> None:
+        calls.append(n)
+        if n == 0 and not well.is_set():
+            raise RuntimeError("down")
+
+    conn.execute("INSERT INTO pgqueue.budget (queue, tokens, granted, at) VALUES ('default', -1e6, 0, now())")
+    call.using(key=key).enqueue(conn, 0)
+    conn.commit()
+    worker = Worker(app, dsn, WorkerSettings(poll=0.05, grace=5.0))
+    worker.start()
+    try:
+        if attempts == 2:
+            eventually(lambda: seen(conn, "SELECT reason FROM pgqueue.dead_job") == ("exhausted",))
+            assert calls == [0]
+            assert seen(conn, "SELECT error_type, error, attempt FROM pgqueue.dead_job") == (
+                "RuntimeError",
+                "down",
+                2,
+            )
+        else:
+            put_off = "SELECT count(*) > 1 FROM pgqueue.attempt_log WHERE error_type = 'RetryBudget'"
+            eventually(lambda: seen(conn, put_off) == (True,))
+            assert calls == [0]
+            well.set()
+            call.enqueue(conn, 1)  # a success, which lets it through
+            conn.commit()
+            eventually(lambda: seen(conn, "SELECT count(*) FROM pgqueue.job") == (0,))
+            assert sorted(calls) == [0, 0, 1]
+            assert seen(conn, "SELECT count(*) FROM pgqueue.dead_job") == (0,)
+    finally:
+        worker.stop()
 
 
 def test_a_success_never_touches_the_budget(conn: Connection, dsn: str) -> None:

@@ -31,19 +31,12 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Connection, Server
-
-
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
+from tests.server import Connection
 
 
 @pytest.fixture
-def dsn(shared: str) -> str:
-    return wipe(shared)
+def dsn(database: str) -> str:
+    return wipe(database)
 
 
 @pytest.fixture
@@ -106,6 +99,7 @@ def test_what_is_done_or_dead_or_never_was_is_said(conn: Connection, holder: Hol
 
 
 def test_a_running_job_is_asked_and_never_locked(conn: Connection, holder: Holder) -> None:
+    """absurd 0.1.0: cancel and complete waited for each other."""
     (job_id,) = enqueue(conn)
     conn.commit()
     (job,) = holder.claim()
@@ -133,7 +127,7 @@ def test_a_cancel_that_is_rolled_back_did_not_happen(conn: Connection, holder: H
 def test_a_job_cancelled_while_its_dead_worker_is_not_yet_found_never_runs(
     conn: Connection, holder: Holder
 ) -> None:
-    """A queue whose rescue overlooks the cancel runs the job again, each time."""
+    """river discussion 1603: a rescue that overlooked the cancel ran the job again, ten times of ten."""
     (job_id,) = enqueue(conn)
     conn.commit()
     holder.claim()
@@ -147,6 +141,7 @@ def test_a_job_cancelled_while_its_dead_worker_is_not_yet_found_never_runs(
 
 
 def test_a_cancel_after_the_lease_ran_out_counts_too(conn: Connection, holder: Holder) -> None:
+    """river discussion 1603, on the other side of the deadline."""
     (job_id,) = enqueue(conn)
     conn.commit()
     holder.claim()
@@ -184,6 +179,7 @@ def test_a_job_that_is_given_back_before_the_request_arrives_never_runs(
 def test_a_keyed_job_whose_worker_died_is_dropped_and_the_next_one_runs(
     conn: Connection, holder: Holder
 ) -> None:
+    """river discussion 1603, behind an ordering key."""
     first, second, third = enqueue(conn, 3, key="k")
     conn.commit()
     assert ids(holder.lanes(depth=2)) == [first, second]

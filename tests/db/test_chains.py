@@ -119,6 +119,7 @@ def test_many_jobs_of_one_call_are_each_followed(conn: Connection, chain: Chain,
 
 
 def test_a_step_is_there_if_and_only_if_its_parent_is_acknowledged(conn: Connection, dsn: str) -> None:
+    """oban-py 8: "transactional" on a connection of its own."""
     step = Chain().third.with_payload("c")
     enqueue(conn, name="work", headers={"pgqueue": {"then": [json.loads(step.text())]}})
     conn.commit()
@@ -137,6 +138,7 @@ def test_a_step_is_there_if_and_only_if_its_parent_is_acknowledged(conn: Connect
 
 
 def test_a_stale_end_enqueues_nothing(conn: Connection, dsn: str) -> None:
+    """river 1302, hatchet 3864: a second end of one job wrote what follows it twice."""
     step = Chain().third.with_payload("c")
     (job_id,) = enqueue(conn)
     conn.commit()
@@ -176,6 +178,7 @@ def test_a_locked_job_is_passed_by_a_round_and_waited_for_by_a_transactional_han
 def test_a_failed_attempt_leaves_no_step_and_the_last_one_each_of_its_own_once(
     conn: Connection, chain: Chain, start: Start
 ) -> None:
+    """hatchet 3864: what follows a job was written once for each of its attempts."""
     chain.grower.enqueue(conn, "a")
     conn.commit()
     start(chain.app)

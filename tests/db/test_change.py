@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -33,28 +33,14 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
 
 ALL = scope(priorities=range(10))
 BOTH = scope(queues=(QUEUE, "bulk"))
 
 
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
-
-
 @pytest.fixture
-def dsn(shared: str) -> str:
-    return wipe(shared)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
+def dsn(database: str) -> str:
+    return wipe(database)
 
 
 def test_a_job_runs_by_its_new_priority_behind_those_that_have_it(conn: Connection, a: Holder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import psycopg
@@ -28,19 +27,11 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
 
 T = TypeVar("T")
 
 CLAIMED = ("lease", "deadline", "attempt", "claimed_at")
 JOBS = 400
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
 
 from pgqueue.app import App
-from pgqueue.claim import claim
+from pgqueue.claim import Paused, claim
 from pgqueue.config import WorkerSettings
 from pgqueue.events import Bus
 from pgqueue.finish import ack
@@ -16,8 +16,11 @@ from pgqueue.floors import EVERYTHING, WINDOW
 from pgqueue.hand import Hand
 from pgqueue.intake import Intake
 from pgqueue.loop import Wake
+from pgqueue.plan import Plan
 from pgqueue.quota import Quota
-from pgqueue.round import Leases, Plan, Results, Rounds
+from pgqueue.results import Results
+from pgqueue.retries import Retries
+from pgqueue.round import Leases, Rounds
 from pgqueue.run import Runner
 from pgqueue.shelf import Shelf
 from pgqueue.threads import ThreadSlots
@@ -35,16 +38,8 @@ from tests.factories import (
     scope,
     wipe,
 )
-from tests.server import Server
 
 FOREIGN = 20_000
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
@@ -71,7 +66,7 @@ class Desk:
         )  # fmt: skip
         self.intake = Intake(
             settings=settings, runners=runners, levels=levels, hand=self.hand, quota=quota, threads=threads, tasks=None,
-            bus=Bus(),
+            bus=Bus(), retries=Retries(levels, on=False),
         )  # fmt: skip
         self.shelf = threads.shelf
         self.rounds = Rounds(holder.connection, Leases(1), timedelta(seconds=60), "w")
@@ -93,8 +88,8 @@ class Desk:
         """Sweep once, with room for n jobs."""
         wish = self.intake.sweep_wish([QUEUE], n)
         ceilings = [EVERYTHING] * len(wish.levels)
-        answer, recovered, _ = self.rounds.sweep(wish, ceilings, recovering=n > 0, alone=False)
-        return self.intake.swept(wish, answer, recovered)
+        answer, recovered, _ = self.rounds.sweep(wish, wish, ceilings, recovering=n > 0, alone=False)
+        return self.intake.swept(wish, answer, wish, recovered)
 
 
 def job_scans(plan: Mapping[str, object]) -> list[Mapping[str, object]]:
@@ -203,12 +198,12 @@ def test_paused_names_and_queues_are_not_claimed_and_come_back_after_it(dsn: str
     conn.commit()
     with Holder(dsn) as holder:
         desk = Desk(holder)
-        desk.intake.pause(frozenset(), frozenset({"work"}))
+        desk.intake.pause(Paused(frozenset(), frozenset({"work"})))
         assert desk.round() == 0
         assert desk.sweep(8) == 0
-        desk.intake.pause(frozenset({QUEUE}), frozenset())
+        desk.intake.pause(Paused(frozenset({QUEUE}), frozenset()))
         assert desk.intake.wishes() == []
-        desk.intake.pause(frozenset(), frozenset())
+        desk.intake.pause(Paused(frozenset(), frozenset()))
         desk.intake.floors.lower([QUEUE])
         assert desk.round() == 1
         assert list(desk.hand.held) == [job_id]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from pgqueue.app import App
@@ -25,31 +23,11 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
-
-
-@pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
-        yield holder
 
 
 def runner(max_attempts: int) -> Runner:

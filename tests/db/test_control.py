@@ -20,19 +20,12 @@ from pgqueue.jobs import jobs, show, workers
 from pgqueue.statement import Statement
 from pgqueue.states import State
 from tests.factories import MINUTE, Holder, enqueue, fall_due, ids, lose, retried, token, wipe
-from tests.server import Connection, Server
-
-
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
+from tests.server import Connection
 
 
 @pytest.fixture
-def dsn(shared: str) -> str:
-    return wipe(shared)
+def dsn(database: str) -> str:
+    return wipe(database)
 
 
 @pytest.fixture
@@ -52,11 +45,11 @@ def test_a_paused_queue_is_listed_for_the_workers_and_its_jobs_are_blocked(conn:
     enqueue(conn, 2)
     execute(conn, control.pause_queue("default"))
     conn.commit()
-    assert execute(conn, paused()) == (frozenset({"default"}), NONE)
+    assert execute(conn, paused()) == (frozenset({"default"}), NONE, NONE)
     (seen,) = execute(conn, depth())
     assert (seen.ready, seen.blocked, seen.oldest_ready_s) == (0, 2, 0.0)
     execute(conn, control.resume_queue("default"))
-    assert execute(conn, paused()) == (NONE, NONE)
+    assert execute(conn, paused()) == (NONE, NONE, NONE)
     assert execute(conn, depth())[0].ready == 2
 
 
@@ -68,10 +61,10 @@ def test_a_paused_job_type_is_paused_in_every_queue_and_stays_so_when_it_is_decl
     enqueue(conn, queue="other")
     enqueue(conn, name="else")
     assert execute(conn, control.pause_name("work"))
-    assert execute(conn, paused()) == (NONE, frozenset({"work"}))
+    assert execute(conn, paused()) == (NONE, frozenset({"work"}), NONE)
     assert Counter(j.state for j in execute(conn, jobs())) == {State.BLOCKED: 2, State.READY: 1}
     assert execute(conn, control.resume_name("work"))
-    assert execute(conn, paused()) == (NONE, NONE)
+    assert execute(conn, paused()) == (NONE, NONE, NONE)
 
 
 def test_pausing_twice_is_pausing_once(conn: Connection) -> None:

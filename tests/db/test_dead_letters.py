@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,25 +11,11 @@ from pgqueue.finish import Failed, bury, retry
 from pgqueue.job import Buried, Failure, Retried
 from pgqueue.run import failure_of
 from tests.factories import Connection, Holder, buried, enqueue, lose, retried, row, token, wipe
-from tests.server import Server
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
 
 
 def one(conn: Connection, query: str, *params: object) -> Any:

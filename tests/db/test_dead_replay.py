@@ -16,20 +16,13 @@ from pgqueue.connection import execute
 from pgqueue.dead import Filter
 from pgqueue.finish import Failed, ack, bury, retry
 from tests.factories import Holder, buried, enqueue, ids, lose, retried, row, token, wipe
-from tests.server import Connection, Server
+from tests.server import Connection
 from tests.waiting import eventually
 
 
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
-
-
 @pytest.fixture
-def dsn(shared: str) -> str:
-    return wipe(shared)
+def dsn(database: str) -> str:
+    return wipe(database)
 
 
 @pytest.fixture
@@ -149,6 +142,7 @@ def test_a_cancel_that_came_too_late_does_not_stop_the_replay(conn: Connection, 
 
 
 def test_a_keyed_job_goes_back_to_its_place(conn: Connection, holder: Holder) -> None:
+    """procrastinate 1446: a job that came back met its twin of the same key."""
     first, third = die(conn, holder, 2, key="k")
     second, fourth = 0, 0
     # The dead ones are the first and the third of four: ids decide, and they keep theirs.
@@ -190,6 +184,7 @@ def test_replay_takes_the_lowest_ids_first_and_goes_on_behind_the_last(
 def test_a_second_operator_passes_what_the_first_is_moving(
     dsn: str, conn: Connection, holder: Holder
 ) -> None:
+    """PgQue 104: two who acted on one row wrote it twice."""
     made = die(conn, holder, 6)
     with psycopg.connect(dsn) as other:
         mine = execute(conn, dead.replay(Filter(name="work"), n=3))
@@ -205,6 +200,7 @@ def test_a_second_operator_passes_what_the_first_is_moving(
 
 
 def test_two_operators_at_once_replay_each_job_once(dsn: str, conn: Connection, holder: Holder) -> None:
+    """PgQue 104, hatchet 3864: one job, two places in the queue."""
     made = die(conn, holder, 300)
     moved: list[list[int]] = [[], []]
     ready = threading.Barrier(2)
@@ -272,6 +268,9 @@ def test_a_new_payload_goes_with_one_job_and_must_be_readable(conn: Connection, 
     with pytest.raises(psycopg.errors.UntranslatableCharacter):
         execute(conn, dead.replay(Filter(ids=[one]), payload='{"order": "\\u0000"}'))
     conn.rollback()
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="more than 1048576 bytes"):
+        execute(conn, dead.replay(Filter(ids=[one]), payload=f'"{"x" * 1_048_576}"'))
+    conn.rollback()
     execute(conn, dead.replay(Filter(ids=[one]), payload='{"order": 17}'))
     conn.commit()
     (job,) = holder.claim()
@@ -315,6 +314,7 @@ def test_replay_and_discard_are_sql_functions_too(conn: Connection, holder: Hold
 
 
 def test_a_stale_worker_cannot_touch_a_job_that_was_replayed(conn: Connection, holder: Holder) -> None:
+    """oban 532, semaprax 192: a stale attempt matched the new holder."""
     enqueue(conn)
     conn.commit()
     (stale,) = holder.claim()

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, JobRef
+from pgqueue.prune import chores
 from tests.server import Connection, Server
 from tests.waiting import eventually
 
@@ -66,6 +67,7 @@ def waiting(conn: Connection, n: int) -> Callable[[], bool]:
 
 
 def test_within_its_window_a_key_belongs_to_one_job_though_that_is_done(clean: Connection) -> None:
+    """procrastinate-org/procrastinate#1050: a scope that was not named was taken for another one."""
     once = ship.using(dedup_key="k", dedup_window=timedelta(hours=1))
     first = once.enqueue(clean, 1)
     clean.commit()
@@ -106,6 +108,7 @@ def test_a_key_is_taken_per_queue(clean: Connection) -> None:
 
 
 def test_a_rollback_frees_the_key_so_no_job_is_suppressed_by_one_that_never_was(clean: Connection) -> None:
+    """oban-bg/oban#1087, #1093: the winner rolled back, and the loser had been told that the job exists."""
     lost = ship.using(dedup_key="k").enqueue(clean, 1)
     clean.rollback()
     found = ship.using(dedup_key="k").enqueue(clean, 2)
@@ -127,6 +130,7 @@ def test_a_savepoint_that_is_rolled_back_frees_the_key(clean: Connection) -> Non
 def test_of_fifty_concurrent_callers_one_creates_the_job_and_all_get_its_id(
     window: timedelta, first_commits: bool, clean: Connection, shop: str
 ) -> None:
+    """oban-bg/oban#1505: under races ON CONFLICT DO NOTHING returned no row, and a caller no id."""
     once = ship.using(dedup_key="k", dedup_window=window)
 
     def call(n: int) -> JobRef:
@@ -151,6 +155,7 @@ def test_of_fifty_concurrent_callers_one_creates_the_job_and_all_get_its_id(
 def test_a_caller_that_meets_a_taken_key_waits_for_nobody_and_aborts_nothing(
     clean: Connection, shop: str
 ) -> None:
+    """rails/solid_queue#224: a taken key aborted the caller's business transaction."""
     first = ship.using(dedup_key="k").enqueue(clean, 1)
     clean.commit()
     clean.execute("SELECT FROM pgqueue.job j, pgqueue.dedup d FOR UPDATE")
@@ -160,6 +165,7 @@ def test_a_caller_that_meets_a_taken_key_waits_for_nobody_and_aborts_nothing(
 
 
 def test_two_bulks_of_the_same_keys_in_opposite_order_do_not_deadlock(clean: Connection, shop: str) -> None:
+    """vectorize-io/hindsight PR#2368, aikirun/aiki#196: bulks of the same keys in opposite order."""
     numbers = list(range(1_000))
     keyed = ship.using(dedup_key=lambda n: f"order-{n}")
     start = threading.Barrier(2)
@@ -189,6 +195,7 @@ def test_refs_come_back_in_the_order_of_the_payloads_whatever_the_keys(clean: Co
 
 
 def test_a_taken_key_draws_no_number(clean: Connection) -> None:
+    """graphile/worker#619: conflicts used the ids up, 38 rows and 2^31 of them."""
     ship.using(dedup_key="k").enqueue(clean, 1)
     before = clean.execute("SELECT last_value FROM pgqueue.job_id_seq").fetchone()
     for _ in range(10):
@@ -243,3 +250,86 @@ def test_a_bulk_without_a_key_for_each_payload_is_refused(clean: Connection) -> 
         ):
             clean.execute(call)
     assert stored(clean) == []
+
+
+def test_a_key_that_is_taken_while_prune_is_at_it_stays_taken(clean: Connection, shop: str) -> None:
+    """riverqueue/river#1302: read, decide, write; what was free when it was read had a new job when it went."""
+    live = ship.using(dedup_key="k", dedup_window="live")
+    (prune,) = [chore for chore in chores(timedelta(days=7)) if "pgqueue.dedup" in chore.query.text]
+    reads = "f.until IS NULL AND NOT EXISTS"
+    assert prune.query.text.count(reads) == 1
+    paused = prune.query.text.replace(
+        reads, "f.until IS NULL AND (SELECT pg_advisory_lock(7)) IS NOT NULL AND NOT EXISTS"
+    )
+    live.enqueue(clean, 1)
+    clean.execute("DELETE FROM pgqueue.job")
+    clean.commit()
+    with (
+        psycopg.connect(shop, autocommit=True) as holds,
+        psycopg.connect(shop, autocommit=True) as prunes,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        holds.execute("SELECT pg_advisory_lock(7)")
+        pruned = pool.submit(prunes.execute, paused.encode())
+        eventually(waiting(clean, 1))  # it has its snapshot, and has read nothing yet
+        second = live.enqueue(clean, 2)
+        clean.commit()
+        holds.execute("SELECT pg_advisory_unlock(7)")
+        pruned.result(10)
+    assert live.enqueue(clean, 3) == JobRef(second.id, created=False)
+
+
+@pytest.mark.parametrize("mode", ["keep", "replace"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_of_two_callers_that_find_a_live_key_free_one_takes_it(
+    clean: Connection, shop: str, commits: bool, mode: Any
+) -> None:
+    """oban-bg/oban#1093, riverqueue/river#1302: judged by what was seen before the wait, the second took it, too."""
+    live = ship.using(dedup_key="k", dedup_window="live", dedup_mode=mode)
+    live.enqueue(clean, 0)
+    clean.execute("DELETE FROM pgqueue.job")
+    clean.commit()
+    with psycopg.connect(shop) as one, psycopg.connect(shop) as two, ThreadPoolExecutor(1) as pool:
+        first = live.enqueue(one, 1)
+        late = pool.submit(live.enqueue, two, 2)
+        eventually(waiting(clean, 1))
+        if commits:
+            one.commit()
+        else:
+            one.rollback()
+        second = late.result(10)
+        two.commit()
+    assert first.created
+    assert second.created is not commits
+    assert stored(clean) == [first.id if commits else second.id]
+
+
+def test_a_caller_that_was_late_by_a_moment_sees_who_took_the_free_key(conn: Connection, dsn: str) -> None:
+    """oban-bg/oban#1093: one takes it between the look and the write of the other, which waits for it."""
+    live = ship.using(dedup_key="k", dedup_window="live")
+    live.enqueue(conn, 0)
+    conn.execute("DELETE FROM pgqueue.job")
+    row = conn.execute("SELECT pg_get_functiondef('pgqueue.enqueue_many'::regproc)").fetchone()
+    text = str(row[0]) if row else ""
+    look = "ON CONFLICT DO NOTHING;\n      IF NOT FOUND THEN\n"
+    assert text.count(look) == 1
+    pause = "PERFORM pg_advisory_lock(7) WHERE r.value::text = '2'; PERFORM pg_advisory_unlock_all();\n"
+    conn.execute(text.replace(look, look + pause).encode())
+    conn.commit()
+    with (
+        psycopg.connect(dsn, autocommit=True) as holds,
+        psycopg.connect(dsn) as one,
+        psycopg.connect(dsn) as two,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        holds.execute("SELECT pg_advisory_lock(7)")
+        late = pool.submit(live.enqueue, two, 2)
+        eventually(waiting(conn, 1))
+        first = live.enqueue(one, 1)
+        holds.execute("SELECT pg_advisory_unlock(7)")
+        blocked = "SELECT FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[%s]::int[]"
+        eventually(lambda: holds.execute(blocked, [one.info.backend_pid]).fetchone() is not None)
+        one.commit()
+        assert late.result(10) == JobRef(first.id, created=False)
+        two.commit()
+    assert stored(conn) == [first.id]

@@ -14,11 +14,11 @@ import pytest
 
 from pgqueue import App, BadOption, JobRef
 from pgqueue.connection import execute
-from pgqueue.finish import Failed, retry
+from pgqueue.finish import Failed, bury, retry
 from pgqueue.prepared import Prepared
 from pgqueue.prune import chores
-from tests.factories import MINUTE, Holder, ids, retried, scope, token, wipe
-from tests.server import Connection, Server
+from tests.factories import MINUTE, Holder, buried, ids, lose, retried, scope, token, wipe
+from tests.server import Connection
 from tests.waiting import eventually
 
 app = App()
@@ -34,16 +34,9 @@ def index(page: int) -> None: ...
 def other(page: int) -> None: ...
 
 
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
-
-
 @pytest.fixture
-def dsn(shared: str) -> str:
-    return wipe(shared)
+def dsn(database: str) -> str:
+    return wipe(database)
 
 
 @pytest.fixture
@@ -179,10 +172,12 @@ def test_a_rollback_undoes_the_change(conn: Connection) -> None:
     assert replacing().enqueue(conn, 4).id != first.id
 
 
+@pytest.mark.parametrize("mode", ["replace", "debounce"])
 def test_of_fifty_concurrent_calls_one_creates_the_job_and_the_last_to_commit_has_the_last_word(
-    conn: Connection, dsn: str
+    conn: Connection, dsn: str, mode: str
 ) -> None:
-    once = replacing()
+    """oban-bg/oban#1505: a caller got no id; here each changes the one job, too."""
+    once = replacing() if mode == "replace" else debouncing()
     commits: list[int] = []
 
     def call(n: int) -> JobRef:
@@ -200,6 +195,58 @@ def test_of_fifty_concurrent_calls_one_creates_the_job_and_the_last_to_commit_ha
     assert {ref.id for ref in refs} == {early.id}
     assert all(ref.changed and not ref.created for ref in refs)
     assert job(conn)["payload"] == commits[-1]
+
+
+def test_bulk_and_single_agree_in_debounce(conn: Connection) -> None:
+    mode = index.using(dedup_key=lambda n: f"k{n % 2}", dedup_mode="debounce", run_after=MINUTE)
+    refs = mode.enqueue_many(conn, [0, 1, 2])
+    assert [(r.created, r.changed) for r in refs] == [(True, False), (True, False), (False, True)]
+    single = mode.enqueue(conn, 4)
+    assert (single.id, single.created, single.changed) == (refs[0].id, False, True)
+    rows = conn.execute("SELECT j.payload::text, j.pos IS NULL FROM pgqueue.job j ORDER BY j.id").fetchall()
+    assert rows == [("4", True), ("1", True)]
+
+
+def test_a_key_outlives_the_death_of_its_worker_and_not_that_of_its_job(
+    conn: Connection, holder: Holder
+) -> None:
+    """river#1135, oban-bg/oban#424: an orphaned or discarded job blocked its unique key for ever."""
+    live = index.using(dedup_key="k", dedup_window="live")
+    first = live.enqueue(conn, 1)
+    conn.commit()
+    (job,) = holder.claim(of=OF_INDEX)
+    lose(conn, [first.id])
+    assert live.enqueue(conn, 2) == JobRef(first.id, created=False)  # it will run again
+    conn.commit()
+    (job,) = holder.suspects(of=OF_INDEX)
+    holder.run(bury([Failed(claim=token(job), outcome=buried())], "host:1"))
+    second = live.enqueue(conn, 3)
+    assert second.created
+    conn.commit()
+
+
+def test_a_job_that_comes_back_beside_a_twin_of_its_key_violates_nothing(
+    conn: Connection, holder: Holder
+) -> None:
+    """procrastinate-org/procrastinate#1446, timgit/pg-boss#522: the return hit a unique index, and all got stuck."""
+    once = index.using(dedup_key="k", dedup_window=60)
+    first = once.enqueue(conn, 1)
+    conn.commit()
+    holder.claim(of=OF_INDEX)
+    conn.execute("UPDATE pgqueue.dedup SET until = clock_timestamp()")
+    twin = once.enqueue(conn, 2)
+    assert twin.created
+    lose(conn, [first.id])
+    conn.commit()
+    back = holder.suspects(of=OF_INDEX)
+    assert ids(back) == [first.id]
+    holder.run(retry([Failed(claim=token(back[0]), outcome=retried(0.0))], "host:1"))
+    (other,) = holder.claim(of=OF_INDEX)
+    assert other.id == twin.id
+    holder.run(bury([Failed(claim=token(other), outcome=buried())], "host:1"))
+    assert conn.execute("SELECT pgqueue.replay(ARRAY[%s]::bigint[])", [twin.id]).fetchall() == [(twin.id,)]
+    conn.commit()
+    assert conn.execute("SELECT count(*) FROM pgqueue.job").fetchone() == (2,)
 
 
 def test_bulk_and_single_agree(conn: Connection) -> None:
@@ -375,6 +422,7 @@ def test_the_plans_of_a_change_read_no_backlog(conn: Connection) -> None:
 
 
 def test_two_bulks_of_the_same_keys_in_opposite_order_do_not_deadlock(conn: Connection, dsn: str) -> None:
+    """vectorize-io/hindsight PR#2368: bulks of the same keys in opposite order."""
     numbers = list(range(200))
     mode = index.using(dedup_key=lambda n: f"page-{n}", dedup_mode="replace")
     mode.enqueue_many(conn, numbers)

@@ -24,17 +24,9 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
 
 HOUR = timedelta(hours=1)
 STATES = ("ready", "delayed", "in_flight", "blocked")
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture

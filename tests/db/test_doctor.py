@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -11,22 +13,16 @@ from pgqueue.connection import execute
 from pgqueue.doctor import Finding, _connections, checkup
 from pgqueue.heartbeat import register
 from tests.factories import MINUTE, enqueue, wipe
-from tests.server import Connection, Server
+from tests.server import Connection
+from tests.waiting import eventually
 
 OF_THE_TEST_SERVER = {"fsync is off", "full_page_writes is off"}
 
 
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
-
-
 @pytest.fixture
-def dsn(shared: str) -> str:
+def dsn(database: str) -> str:
     """Give the module's database: what a test does is rolled back at its end."""
-    return wipe(shared)
+    return wipe(database)
 
 
 def findings(conn: Connection, check: str | None = None) -> list[Finding]:
@@ -119,6 +115,86 @@ def test_a_prepared_transaction_that_was_forgotten_is_named(
     assert "ROLLBACK PREPARED 'forgotten'" in found.remedy
 
 
+def test_the_oldest_of_several_snapshots_is_named_first(
+    dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.doctor.OLD_SNAPSHOT_S", -1.0)
+    with psycopg.connect(dsn) as older, psycopg.connect(dsn) as younger:
+        for one in (older, younger):
+            one.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            one.execute("SELECT count(*) FROM pgqueue.job")
+            with psycopg.connect(dsn, autocommit=True) as writer:
+                writer.execute("SELECT pg_current_xact_id()")
+        first, second = findings(conn, "snapshots")
+        assert f"session pid {older.info.backend_pid}" in first.text
+        assert f"session pid {younger.info.backend_pid}" in second.text
+
+
+@pytest.mark.parametrize("slot", ["standby_1", None])
+def test_a_standby_that_holds_a_snapshot_is_named_by_its_slot_or_by_its_application(
+    dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch, slot: str | None
+) -> None:
+    monkeypatch.setattr("pgqueue.doctor.OLD_SNAPSHOT_XIDS", -1)
+    rights = conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+    if rights != (True,):
+        pytest.skip("only a superuser sees who replicates")
+    with standby(dsn, slot):
+        found = only(conn, "snapshots")
+    assert found.level == "problem"
+    if slot:
+        assert "replication slot 'standby_1' (physical, active) holds a snapshot" in found.text
+        assert "pg_drop_replication_slot('standby_1')" in found.remedy
+    else:
+        assert "standby reader (hot_standby_feedback) holds a snapshot" in found.text
+        assert "hot_standby_feedback" in found.remedy
+    assert findings(conn, "snapshots") == []
+
+
+@contextmanager
+def standby(dsn: str, slot: str | None) -> Iterator[None]:
+    """Be a standby with hot_standby_feedback, whose oldest query needs what is now the newest transaction."""
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        if slot:
+            admin.execute("SELECT pg_create_physical_replication_slot(%s)", [slot])
+        row = admin.execute(
+            "SELECT pg_current_xact_id()::text::bigint, pg_current_wal_lsn()::text"
+        ).fetchone()
+        assert row
+        wire = psycopg.pq.PGconn.connect(_conninfo(dsn).encode())
+        try:
+            assert wire.status == psycopg.pq.ConnStatus.OK, wire.error_message
+            named = f"SLOT {slot} " if slot else ""
+            sent = wire.exec_(f"START_REPLICATION {named}PHYSICAL {row[1]}".encode())
+            assert sent.status == psycopg.pq.ExecStatus.COPY_BOTH, sent.error_message
+            epoch, xid = divmod(row[0], 2**32)
+            wire.put_copy_data(struct.pack("!cqIIII", b"h", 0, xid, epoch, 0, 0))
+            wire.flush()
+            eventually(lambda: admin.execute(_PINNED[slot is not None]).fetchone() is not None)
+            yield
+        finally:
+            wire.finish()
+            eventually(
+                lambda: (
+                    admin.execute(
+                        "SELECT FROM pg_stat_replication WHERE application_name = 'reader'"
+                    ).fetchone()
+                    is None
+                )
+            )
+            if slot:
+                admin.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+
+
+_PINNED = (
+    "SELECT FROM pg_stat_replication WHERE application_name = 'reader' AND backend_xmin IS NOT NULL",
+    "SELECT FROM pg_replication_slots WHERE xmin IS NOT NULL",
+)
+
+
+def _conninfo(dsn: str) -> str:
+    return psycopg.conninfo.make_conninfo(dsn, replication="database", application_name="reader")
+
+
 def test_a_name_that_no_worker_of_the_queue_knows_comes_with_the_command(conn: Connection) -> None:
     works(conn)
     enqueue(conn, 2, name="it's new")
@@ -127,6 +203,7 @@ def test_a_name_that_no_worker_of_the_queue_knows_comes_with_the_command(conn: C
     assert found.level == "problem"
     assert found.text.startswith("2 jobs \"it's new\" wait in queue 'default'")
     assert "pgqueue jobs cancel --name 'it'\"'\"'s new' --queue default" in found.remedy
+    assert "pgqueue jobs move --name 'it'\"'\"'s new' --queue default --to QUEUE" in found.remedy
 
 
 def test_a_queue_that_no_worker_serves_is_one_finding(conn: Connection) -> None:

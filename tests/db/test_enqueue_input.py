@@ -154,3 +154,31 @@ def test_bad_input_among_many_leaves_no_row(shop: Connection) -> None:
         ship.enqueue_many(shop, [*range(100), float("nan")])
     assert shop.execute("SELECT count(*) FROM pgqueue.job").fetchone() == (0,)
     shop.rollback()
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "constraint"),
+    [
+        ("name", "'  '", "job_name_check"),
+        ("name", "''", "job_name_check"),
+        ("name", "repeat('é', 101)", "job_name_check"),
+        ("name, queue", "'ship', '   '", "job_queue_check"),
+        ("name, queue", "'ship', repeat('q', 201)", "job_queue_check"),
+        ("name, pos", "'ship', NULL", "job_place"),
+        ("name, pos, run_at", "'ship', NULL, 'infinity'", "job_run_at"),
+        ("name, key", "'ship', ''", "job_key_check"),
+        ("name, priority", "'ship', 10", "job_priority_check"),
+    ],
+)
+def test_a_plain_insert_is_refused_by_the_constraint_that_names_the_column(
+    shop: Connection, columns: str, values: str, constraint: str
+) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation) as caught, shop.transaction():
+        shop.execute(f"INSERT INTO pgqueue.job ({columns}) VALUES ({values})")
+    assert caught.value.diag.constraint_name == constraint
+
+
+@pytest.mark.parametrize("name", [" ship", "ship ", "\t", "\u00a0", "n" * 200])
+def test_a_plain_insert_takes_every_name_that_is_not_blank(shop: Connection, name: str) -> None:
+    with shop.transaction(force_rollback=True):
+        shop.execute("INSERT INTO pgqueue.job (name, queue) VALUES (%s, %s)", [name, name])

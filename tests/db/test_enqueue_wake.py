@@ -96,6 +96,21 @@ def test_a_worker_that_idles_on_another_queue_is_left_alone(conn: Connection, li
     assert heard(conn, listener) == [second]
 
 
+def test_a_bulk_wakes_once_and_what_follows_it_wakes_too(conn: Connection, listener: Connection) -> None:
+    """A bulk tells the trigger to be quiet, for its own statement only."""
+    first, second = idle(conn, "default"), idle(conn, "mail")
+    ship.enqueue_many(conn, range(5_000))
+    conn.execute("INSERT INTO pgqueue.job (name, queue) VALUES ('ship', 'mail')")
+    assert heard(conn, listener) == [first, second]
+    ship.using(run_after=60).enqueue_many(conn, range(5_000))
+    assert heard(conn, listener) == []
+    conn.execute("ALTER TABLE pgqueue.job ADD CHECK (payload::text <> '-1')")
+    with pytest.raises(psycopg.errors.CheckViolation), conn.transaction():
+        ship.enqueue_many(conn, [*range(5_000), -1])
+    conn.execute("INSERT INTO pgqueue.job (name, queue) VALUES ('ship', 'mail')")
+    assert heard(conn, listener) == [second]
+
+
 def test_a_delayed_job_wakes_nobody(conn: Connection, listener: Connection) -> None:
     idle(conn, "default")
     ship.using(run_after=60).enqueue(conn, 1)

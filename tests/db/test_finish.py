@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from pgqueue import App
 from pgqueue.finish import Failed, ack, bury, drop, release, retry, snooze, still_mine
 from pgqueue.heartbeat import heartbeat
-from pgqueue.job import Claimed
+from pgqueue.job import Buried, Claimed
+from pgqueue.run import Runner
 from pgqueue.statement import Statement
 from tests.factories import (
     MINUTE,
@@ -25,7 +27,6 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
 
 Verb = Callable[[Claimed], Statement[Any]]
 
@@ -41,28 +42,9 @@ VERBS: dict[str, Verb] = {
 FENCED: dict[str, Verb] = {**VERBS, "heartbeat": lambda c: heartbeat([token(c)], MINUTE)}
 
 
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
-
-
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
-
-
-@pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
-        yield holder
 
 
 def one(conn: Connection, query: str, *params: object) -> Any:
@@ -176,6 +158,50 @@ def test_a_snooze_proves_that_the_job_does_not_kill_its_worker(conn: Connection,
     found = row(conn, job_id)
     assert found
     assert found["lost"] == 0
+
+
+def test_a_job_that_kills_its_worker_and_snoozes_by_turns_is_a_suspect_when_its_attempts_are_used_up(
+    conn: Connection, a: Holder
+) -> None:
+    """contribsys/faktory#99, vectorize-io/hindsight#2675: washed by a snooze after each crash, it kills for ever."""
+    (job_id,) = enqueue(conn, max_attempts=2)
+    conn.commit()
+    runner = Runner(App().job("work", max_attempts=2)(lambda: None))
+    seen = []
+    (job,) = a.claim()
+    for _ in range(8):
+        lose(conn, [job_id])
+        conn.commit()
+        (job,) = a.suspects(low=0, high=9)
+        if (verdict := runner.lost(job)) is not None:
+            break
+        a.run(snooze([job], [60.0]))
+        found = row(conn, job_id)
+        assert found
+        seen.append((found["attempt"], found["lost"]))
+        conn.execute("UPDATE pgqueue.job SET pos = 1, run_at = NULL")
+        conn.commit()
+        (job,) = a.claim() or a.suspects(low=1, high=9)
+    assert isinstance(verdict, Buried)
+    assert verdict.reason == "worker lost"
+    assert seen == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_a_job_that_polls_in_peace_is_no_suspect_though_its_attempts_are_used_up(
+    conn: Connection, a: Holder
+) -> None:
+    (job_id,) = enqueue(conn, max_attempts=1)
+    conn.commit()
+    a.claim()
+    lose(conn, [job_id])
+    conn.commit()
+    for lost in (1, 0):  # right after the loss, and a snooze later
+        a.run(snooze(a.suspects(low=0, high=9), [60.0]))
+        found = row(conn, job_id)
+        assert found
+        assert found["lost"] == lost
+        conn.execute("UPDATE pgqueue.job SET pos = 1, run_at = NULL")
+        conn.commit()
 
 
 def test_retry_logs_the_attempt_and_waits(conn: Connection, a: Holder) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import psycopg
@@ -31,13 +31,6 @@ from tests.server import Server
 from tests.waiting import chaos
 
 PRODUCERS = 16
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
 from pgqueue.job import Claimed
-from pgqueue.round import Leases, Plan, Results, Rounds, Wish
-from tests.factories import Connection, Holder, buried, enqueue, ids, lose, retried, row, scope, wipe
-from tests.server import Server
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
+from pgqueue.ledger import Keyed, hold
+from pgqueue.plan import Plan, Wish
+from pgqueue.results import Results
+from pgqueue.round import Leases, Rounds
+from tests.factories import Connection, Holder, buried, enqueue, ids, lose, retried, row, scope, token, wipe
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
 
 
 @pytest.fixture
@@ -133,3 +121,35 @@ def test_a_result_whose_commit_was_unsure_and_whose_row_is_gone_is_no_lost_lease
     out = rounds.run(Plan(results=Results(done=jobs)))
     assert out.finished == {jobs[0].id}
     assert out.lost == {jobs[1].id}
+
+
+def test_a_lock_that_cannot_be_passed_keeps_one_result_and_no_other(
+    conn: Connection, a: Holder, rounds: Rounds
+) -> None:
+    """timgit/pg-boss#323: one wait without an end holds up everything behind it."""
+    first, second, third = held(conn, a, 3)
+    conn.execute("UPDATE pgqueue.job SET idempotency_key = 'k' || id")
+    conn.commit()
+    a.run(hold([Keyed(claim=token(j), name=j.name, key=f"k{j.id}") for j in (first, second)]))
+    conn.execute("SELECT FROM pgqueue.effect WHERE job_id = %s FOR UPDATE", [first.id])
+    results = Results(done=[third], applied=[first, second])
+    out = rounds.run(Plan(results=results))
+    assert (out.finished, out.lost, out.locked) == ({second.id, third.id}, set(), {first.id})
+    conn.rollback()
+    out = rounds.run(Plan(results=Results(applied=[first])))
+    assert out.finished == {first.id}
+
+
+def test_a_locked_table_is_not_waited_for_result_by_result(
+    conn: Connection, a: Holder, rounds: Rounds
+) -> None:
+    jobs = held(conn, a, 100)
+    conn.execute("LOCK TABLE pgqueue.tally IN EXCLUSIVE MODE")
+    began = time.monotonic()
+    out = rounds.run(Plan(results=Results(done=jobs)))
+    assert (
+        time.monotonic() - began < 10
+    )  # a hundred waits would be 25 s, one without an end all the time there is
+    assert (out.finished, out.lost, out.locked) == (set(), set(), set(ids(jobs)))
+    conn.rollback()
+    assert rounds.run(Plan(results=Results(done=jobs))).finished == set(ids(jobs))

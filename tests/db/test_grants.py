@@ -162,6 +162,36 @@ def test_a_worker_may_run_every_statement_of_the_job_half(granted: Callable[[str
     worker.commit()
 
 
+def test_a_worker_reads_the_revision_and_cannot_write_it_also_where_an_older_grant_let_it(
+    granted: Callable[[str], Connection], conn: Connection, dsn: str
+) -> None:
+    worker = granted("worker")
+    role = str(
+        (conn.execute("SELECT rolname FROM pg_roles WHERE rolname LIKE '%\\_worker'").fetchone() or ("",))[0]
+    )
+    conn.execute(
+        sql.SQL("GRANT INSERT, UPDATE, DELETE ON pgqueue.alembic_version TO {}").format(sql.Identifier(role))
+    )
+    conn.commit()
+    migrate.grant(dsn, [Grant(kind="worker", role=role)])
+    require_schema(worker)
+    assert refused(
+        worker,
+        "UPDATE pgqueue.alembic_version SET version_num = 'pgqueue_0009'",
+        "INSERT INTO pgqueue.alembic_version VALUES ('pgqueue_0009')",
+        "DELETE FROM pgqueue.alembic_version",
+    ) == []  # fmt: skip
+
+
+def test_the_owner_who_is_its_own_worker_can_still_migrate(conn: Connection, dsn: str) -> None:
+    (owner,) = conn.execute("SELECT current_user").fetchone() or ("",)
+    conn.commit()
+    migrate.grant(dsn, [Grant(kind="worker", role=str(owner))])
+    conn.execute("UPDATE pgqueue.alembic_version SET version_num = version_num")
+    held = conn.execute("SELECT has_table_privilege(%s, 'pgqueue.alembic_version', 'UPDATE')", [owner])
+    assert held.fetchone() == (True,)
+
+
 def test_a_relay_may_run_every_statement_of_the_event_half_and_reads_no_job(
     granted: Callable[[str], Connection],
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -11,33 +10,13 @@ from pgqueue.finish import ack
 from pgqueue.heartbeat import beat, heartbeat, lane_heartbeat, register, signals, unregister
 from pgqueue.job import Claimed
 from tests.factories import QUEUE, Connection, Holder, enqueue, lose, row, token, wipe
-from tests.server import Server
 
 VISIBILITY = timedelta(seconds=30)
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
-
-
-@pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
-        yield holder
 
 
 def left(conn: Connection, job_id: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, ConfigError, Job, Permanent
+from pgqueue import App, ConfigError, Job, JobRef, Permanent
 from pgqueue.cancel import cancel
 from pgqueue.config import WorkerSettings
 from pgqueue.connection import execute
@@ -104,9 +104,9 @@ def test_a_job_s_status_follows_it_from_its_enqueue_to_its_end(
     assert (running.state, running.attempt, running.max_attempts) == ("in_flight", 1, 3)
     assert running.started_at is not None
     with pytest.raises(StillRunning, match=f"job {ref.id} is in_flight after 0.05 s"):
-        app.wait(auto, ref, timeout=0.05)
+        ref.wait(auto, timeout=0.05)
     go.set()
-    done = app.wait(auto, ref, timeout=20)
+    done = ref.wait(auto, timeout=20)
     assert done is not None
     assert (done.state, done.attempt, done.result, done.problem) == ("done", 1, {"sum": 6}, None)
     assert done.finished_at is not None
@@ -131,7 +131,7 @@ def test_a_dead_job_says_why(conn: Connection, auto: Connection, start: Start) -
     ref = bad.enqueue(conn)
     conn.commit()
     start(app)
-    status = app.wait(auto, ref, timeout=20)
+    status = ref.wait(auto, timeout=20)
     assert status is not None
     assert (status.state, status.error_type, status.error) == (
         "dead", "pgqueue.errors.Permanent", "no such account",
@@ -151,7 +151,7 @@ def test_a_wait_works_on_asynchronous_handles(conn: Connection, dsn: str, start:
 
     async def result() -> Any:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as handle:
-            status = await app.wait_async(handle, ref, timeout=20)
+            status = await ref.wait_async(handle, timeout=20)
             assert await app.astatus(handle, ref) == status
             return status and status.result
 
@@ -160,11 +160,11 @@ def test_a_wait_works_on_asynchronous_handles(conn: Connection, dsn: str, start:
 
 def test_a_wait_inside_a_transaction_is_refused(conn: Connection, dsn: str) -> None:
     with pytest.raises(ConfigError, match="commit, and wait on a connection in autocommit mode"):
-        App().wait(conn, 1, timeout=1)
+        JobRef(1).wait(conn, timeout=1)
 
     async def inside() -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as handle:
-            await App().wait_async(handle, 1, timeout=1)
+            await JobRef(1).wait_async(handle, timeout=1)
 
     with pytest.raises(ConfigError, match="autocommit"):
         asyncio.run(inside())
@@ -173,6 +173,7 @@ def test_a_wait_inside_a_transaction_is_refused(conn: Connection, dsn: str) -> N
 def test_a_result_that_cannot_be_kept_leaves_the_job_done_and_says_why(
     conn: Connection, auto: Connection, start: Start
 ) -> None:
+    """kestra 10653: the write of an outcome failed on its text, and the job was stuck."""
     app = App()
 
     @app.job("odd", result=True)
@@ -182,7 +183,7 @@ def test_a_result_that_cannot_be_kept_leaves_the_job_done_and_says_why(
     ref = odd.enqueue(conn)
     conn.commit()
     start(app)
-    status = app.wait(auto, ref, timeout=20)
+    status = ref.wait(auto, timeout=20)
     assert status is not None
     assert (status.state, status.result) == ("done", None)
     assert "the result has no JSON form" in str(status.problem)
@@ -200,7 +201,7 @@ def test_a_job_of_a_type_that_keeps_none_leaves_no_trace(
     ref = plain.enqueue(conn)
     conn.commit()
     start(app)
-    assert app.wait(auto, ref, timeout=20) is None
+    assert ref.wait(auto, timeout=20) is None
     assert partitions(conn) == []
 
 
@@ -290,6 +291,7 @@ def test_dropping_waits_for_nobody_and_nobody_for_it(conn: Connection, dsn: str)
 
 
 def test_making_a_partition_lets_writers_go_on(conn: Connection, dsn: str) -> None:
+    """que 342: DDL behind a long writer stalled everybody."""
     kept(conn)
     enqueue(conn)
     conn.commit()
@@ -308,6 +310,7 @@ def test_making_a_partition_lets_writers_go_on(conn: Connection, dsn: str) -> No
 def test_an_acknowledgement_never_fails_for_want_of_a_partition(
     conn: Connection, dsn: str, left: str
 ) -> None:
+    """oban 1030: rows that had no partition, or moved between two, failed the write."""
     if left != "none":
         kept(conn, 30 * 86_400.0 if left == "later" else 86_400.0, name="other")
     execute(conn, declare([Policy(name="work", keep=WEEK)]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,31 +10,11 @@ from pgqueue.cancel import cancel
 from pgqueue.finish import ack
 from pgqueue.job import Claimed
 from tests.factories import QUEUE, Connection, Holder, enqueue, ids, lose, row, scope, wipe
-from tests.server import Server
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
-
-
-@pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
-        yield holder
 
 
 def limit(conn: Connection, slots: int, rate: float | None = None) -> None:

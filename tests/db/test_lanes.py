@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import psycopg
@@ -25,31 +24,11 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
-
-
-@pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
-        yield holder
 
 
 def lanes(conn: Connection) -> list[tuple[str, str, int]]:
@@ -69,7 +48,7 @@ def test_a_keyed_job_is_no_fresh_job_and_an_unkeyed_one_has_no_lane(conn: Connec
 
 
 def test_one_job_of_a_key_is_in_flight_also_in_a_batch(conn: Connection, a: Holder, b: Holder) -> None:
-    """Peers fetched several jobs of one named queue in a batch: they ran at once and lost writes."""
+    """graphile/worker#621, procrastinate-org/procrastinate#103: two of one named queue ran at once and lost writes."""
     made = enqueue(conn, 12, key="k")
     conn.commit()
     assert ids(a.lanes(500)) == made[:1]
@@ -104,6 +83,7 @@ def test_a_claim_of_lanes_hands_out_no_more_jobs_than_asked_for(conn: Connection
 
 
 def test_lanes_come_by_priority_and_in_turn(conn: Connection, a: Holder) -> None:
+    """timgit/pg-boss PR#871: the first keys took every fetch."""
     enqueue(conn, 2, key="late", priority=9)
     enqueue(conn, 2, key="first")
     enqueue(conn, 2, key="second")
@@ -119,6 +99,7 @@ def test_lanes_come_by_priority_and_in_turn(conn: Connection, a: Holder) -> None
 def test_an_older_job_that_commits_late_runs_before_the_younger_ones_that_wait(
     conn: Connection, dsn: str, a: Holder
 ) -> None:
+    """kamu-data/kamu-cli#1398: what committed late was passed, or came after its juniors."""
     with psycopg.connect(dsn) as late:
         (older,) = enqueue(late, key="k")
         (younger,) = enqueue(conn, key="k")
@@ -150,6 +131,7 @@ def test_a_lane_without_jobs_goes_and_comes_back_with_the_next_job(conn: Connect
 
 
 def test_a_retry_of_the_head_holds_its_lane_back_and_no_other(conn: Connection, a: Holder) -> None:
+    """timgit/pg-boss PR#849: a blocked head starved all keys."""
     made = enqueue(conn, 3, key="k")
     (other,) = enqueue(conn, key="l")
     conn.commit()
@@ -158,7 +140,10 @@ def test_a_retry_of_the_head_holds_its_lane_back_and_no_other(conn: Connection, 
     a.run(retry([Failed(claim=token(head), outcome=retried(60.0))], "a"))
     a.give_back((QUEUE, "k"), head.lease, wait=60.0)
     assert ids(a.lanes(depth=2)) == [other]
-    conn.execute("UPDATE pgqueue.lane SET deadline = clock_timestamp() - interval '1 s' WHERE key = 'k'")
+    conn.execute(
+        "UPDATE pgqueue.lane SET wake_at = wake_at - interval '1 h', deadline = clock_timestamp() - interval '1 s' "
+        "WHERE key = 'k'"
+    )
     conn.commit()
     again = a.lanes(depth=3)
     assert ids(again) == made
@@ -172,7 +157,9 @@ def test_a_snoozed_head_keeps_its_place(conn: Connection, a: Holder) -> None:
     a.run(snooze([head], [60.0]))
     a.give_back((QUEUE, "k"), head.lease, wait=60.0)
     assert a.lanes() == []
-    conn.execute("UPDATE pgqueue.lane SET deadline = clock_timestamp() - interval '1 s'")
+    conn.execute(
+        "UPDATE pgqueue.lane SET wake_at = wake_at - interval '1 h', deadline = clock_timestamp() - interval '1 s'"
+    )
     conn.commit()
     (again,) = a.lanes()
     assert (again.id, again.attempt) == (made[0], 1)
@@ -245,7 +232,7 @@ def test_a_failed_job_of_a_limited_type_waits_by_itself_and_gives_its_slot_to_th
     assert ids(a.lanes(2)) == made[2:]
     fall_due(conn, made)
     conn.execute("DELETE FROM pgqueue.job WHERE lease <> 0")
-    conn.execute("UPDATE pgqueue.lane SET lease = 0, deadline = '-infinity'")
+    conn.execute("UPDATE pgqueue.lane SET lease = 0, wake_at = NULL, deadline = '-infinity'")
     conn.commit()
     a.run(promote(LONG_AGO, timedelta(0)))
     assert sorted((job.id, job.attempt) for job in a.lanes(2)) == [(made[0], 2), (made[1], 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import psycopg
@@ -35,15 +35,7 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
 from tests.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
@@ -52,18 +44,6 @@ def dsn(database: str) -> str:
     with psycopg.connect(database) as conn:
         conn.execute("INSERT INTO pgqueue.job_type (name, on_dead) VALUES ('work', 'block')")
     return database
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
-
-
-@pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
-        yield holder
 
 
 def die(holder: Holder, job: Claimed, *, give_back: bool = True) -> None:
@@ -83,6 +63,7 @@ def move(conn: Connection, verb: Callable[..., object], job_id: int) -> None:
 
 
 def test_a_dead_head_blocks_its_key_and_no_other(conn: Connection, a: Holder) -> None:
+    """timgit/pg-boss PR#849, MarcosRabadan/Agendia#260: one poisoned head held up every other key."""
     made = enqueue(conn, 3, key="k")
     (other,) = enqueue(conn, key="l")
     conn.commit()
@@ -181,7 +162,9 @@ def test_a_worker_that_dies_right_after_its_job_died_leaves_the_key_blocked(
     first, second = a.lanes(depth=2)
     die(a, first, give_back=False)
     lose(conn, [second.id])
-    conn.execute("UPDATE pgqueue.lane SET deadline = clock_timestamp() - interval '1 s'")
+    conn.execute(
+        "UPDATE pgqueue.lane SET wake_at = wake_at - interval '1 h', deadline = clock_timestamp() - interval '1 s'"
+    )
     conn.commit()
     assert b.lanes() == []
     assert states(conn) == ["blocked"] * 3
@@ -231,7 +214,10 @@ def test_a_claim_that_meets_a_move_blocks_no_key_for_ever(
     move(conn, verb, head)
     assert b.lanes() == []  # routes the key, and finds a letter that is on its way
     getattr(conn, outcome)()
-    conn.execute("UPDATE pgqueue.lane SET deadline = clock_timestamp() WHERE deadline < 'infinity'")
+    conn.execute(
+        "UPDATE pgqueue.lane SET wake_at = wake_at - interval '1 h', deadline = clock_timestamp() "
+        "WHERE deadline < 'infinity'"
+    )
     conn.commit()
     expected = {"commit": [head, after] if verb is dead.replay else [after], "rollback": []}[outcome]
     assert ids(b.lanes(depth=5)) == expected
@@ -286,7 +272,10 @@ def test_a_snooze_and_a_delay_go_on_as_ever_beside_a_blocked_key(conn: Connectio
     conn.commit()
     a.run(promote(LONG_AGO, timedelta(0)))
     assert a.lanes() == []
-    conn.execute("UPDATE pgqueue.lane SET deadline = clock_timestamp() WHERE deadline < 'infinity'")
+    conn.execute(
+        "UPDATE pgqueue.lane SET wake_at = wake_at - interval '1 h', deadline = clock_timestamp() "
+        "WHERE deadline < 'infinity'"
+    )
     conn.commit()
     again = a.lanes(depth=3)
     assert [(job.id, job.attempt) for job in again] == [(snoozed, 1), (behind, 1)]

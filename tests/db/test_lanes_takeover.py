@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
 
@@ -22,31 +20,11 @@ from tests.factories import (
     token,
     wipe,
 )
-from tests.server import Server
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
-
-
-@pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
-        yield holder
 
 
 def lanes(conn: Connection) -> list[tuple[str, str, int]]:
@@ -57,6 +35,7 @@ def lanes(conn: Connection) -> list[tuple[str, str, int]]:
 
 
 def test_a_lane_that_is_not_mine_is_not_given_back(conn: Connection, a: Holder, b: Holder) -> None:
+    """rails/solid_queue PR#761: the late holder released the slot of the next one."""
     enqueue(conn, 2, key="k")
     conn.commit()
     (job,) = a.lanes()
@@ -96,9 +75,43 @@ def test_a_router_and_a_release_that_meet_lose_no_job(
     assert ids(b.lanes(routing=False)) == [fresh]
 
 
+@pytest.mark.parametrize("routed_first", [True, False])
+def test_a_router_locks_no_lane_at_rest_and_trusts_none_that_is_being_deleted(
+    conn: Connection, a: Holder, b: Holder, routed_first: bool
+) -> None:
+    """Nobody has touched the lane since it was made: who deletes it looks for jobs after he has locked it."""
+    (gone,) = enqueue(conn, key="k")
+    conn.commit()
+    b.route()
+    conn.execute("DELETE FROM pgqueue.job WHERE id = %s", [gone])
+    conn.commit()
+    if routed_first:
+        (fresh,) = enqueue(conn, key="k")
+        conn.commit()
+        b.begin()
+        b.route()
+        locked = conn.execute("SELECT FROM pgqueue.lane WHERE xmax <> 0").fetchall()
+        conn.rollback()
+        assert locked == []
+        assert ids(a.lanes(routing=False)) == [fresh]
+        b.commit()
+        return
+    a.begin()
+    assert a.lanes(routing=False) == []  # no job: it goes with this transaction
+    (fresh,) = enqueue(conn, key="k")
+    conn.commit()
+    b.connection.execute("SET lock_timeout = '100ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        b.route()
+    a.commit()
+    b.connection.execute("RESET lock_timeout")
+    assert ids(b.lanes()) == [fresh]
+
+
 def test_a_lane_whose_lease_ran_out_is_taken_over_and_the_zombie_changes_nothing(
     conn: Connection, a: Holder, b: Holder
 ) -> None:
+    """dbos-inc/dbos-transact-py#805: a recovered job kept its slot, and its key stood still."""
     made = enqueue(conn, 6, key="k")
     conn.commit()
     stale = a.lanes(depth=4)
@@ -181,6 +194,7 @@ def test_a_head_of_another_name_is_not_overtaken(conn: Connection, a: Holder, b:
 
 
 def test_rolled_back_claims_of_lanes_leave_them_as_they_were(conn: Connection, a: Holder, b: Holder) -> None:
+    """procrastinate-org/procrastinate#231: a fetch held open let another one in."""
     made = enqueue(conn, 2, key="k")
     conn.commit()
     a.begin()

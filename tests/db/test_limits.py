@@ -4,56 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from pgqueue import App, BadOption
-from pgqueue.config import WorkerSettings
-from pgqueue.worker import Worker
+from tests.db.limited import Gauge, Start, workers
 from tests.server import Connection
 from tests.waiting import eventually
-
-Start = Callable[..., Worker]
-
-
-class Gauge:
-    """Counts how many handlers are inside at once; holds them until told to go on."""
-
-    def __init__(self) -> None:
-        self.inside = 0
-        self.most = 0
-        self.done = 0
-        self.open = threading.Event()
-        self._lock = threading.Lock()
-
-    def visit(self, wait: float = 20.0) -> None:
-        with self._lock:
-            self.inside += 1
-            self.most = max(self.most, self.inside)
-        self.open.wait(wait)
-        with self._lock:
-            self.inside -= 1
-            self.done += 1
 
 
 @pytest.fixture
 def start(dsn: str) -> Iterator[Start]:
-    """Give a way to start workers in this process."""
-    with ExitStack() as stack:
-
-        def begin(app: App, **settings: Any) -> Worker:
-            worker = Worker(
-                app, dsn, WorkerSettings(**{"visibility": 2.0, "grace": 5.0, "poll": 0.05, **settings})
-            )
-            worker.start()
-            stack.callback(worker.stop)
-            return worker
-
+    with workers(dsn) as begin:
         yield begin
 
 
@@ -125,6 +90,33 @@ def test_a_saturated_limit_does_not_delay_other_jobs(conn: Connection, start: St
     assert other.wait(10)
     assert gauge.inside == 1
     gauge.open.set()
+
+
+@pytest.mark.parametrize("queue", [None, "other"])
+def test_a_hundred_thousand_jobs_of_a_saturated_name_delay_no_other(
+    conn: Connection, start: Start, queue: str | None
+) -> None:
+    """pg-boss#756: ten thousand jobs of a saturated group in front, and one of another waited behind them."""
+    app, gauge = limited(1)
+    other = threading.Event()
+
+    @app.job("other", queue=queue)
+    def run() -> None:
+        other.set()
+
+    start(app, queues=("default", "other"))
+    conn.execute(
+        "SELECT FROM pgqueue.enqueue_many('export', (SELECT json_agg(i) FROM generate_series(1, 100000) i))"
+    )
+    conn.commit()
+    eventually(lambda: gauge.inside == 1, timeout=60)
+    run.enqueue(conn)
+    conn.commit()
+    assert other.wait(10)
+    assert gauge.inside == 1
+    gauge.open.set()
+    conn.execute("DELETE FROM pgqueue.job WHERE lease = 0")
+    conn.commit()
 
 
 def test_a_lost_worker_gives_its_slots_back_when_its_lease_ends(
@@ -201,7 +193,6 @@ def test_a_rate_can_be_changed_while_jobs_wait(conn: Connection, start: Start, d
     eventually(lambda: begun == [0])
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute("UPDATE pgqueue.job_type SET rate_per_s = 1000 WHERE name = 'call'")
-        admin.execute("UPDATE pgqueue.lane SET deadline = '-infinity', rest_until = '-infinity'")
     eventually(lambda: len(begun) == 20, timeout=30)
 
 

@@ -33,6 +33,7 @@ from tests.catalog import catalog
 from tests.server import Connection, Server
 from tests.waiting import eventually
 
+FIRST = "pgqueue_0001"
 HASTY = Patience(lock_timeout=0.1, tries=2, wait=0.2)
 POPULATE = """
 SELECT pgqueue.enqueue('send-receipt', '{"order_id": 1}', key => 'c1', dedup_key => 'd1');
@@ -175,6 +176,7 @@ def test_a_migration_that_runs_already_is_waited_for_and_then_reported(empty_dsn
 
 
 def test_a_lock_held_elsewhere_ends_in_a_clear_error_and_no_half_state(dsn: str) -> None:
+    migrate.downgrade(dsn, FIRST)
     before = catalog(dsn)
     with held(dsn, "LOCK TABLE pgqueue.job IN ACCESS SHARE MODE"):
         with pytest.raises(
@@ -183,11 +185,12 @@ def test_a_lock_held_elsewhere_ends_in_a_clear_error_and_no_half_state(dsn: str)
             migrate.downgrade(dsn, "base", patience=HASTY)
         assert caught.value.remedy
         assert catalog(dsn) == before
-        assert migrate.current(dsn) == REVISION
+        assert migrate.current(dsn) == FIRST
 
 
 def test_a_lock_given_up_between_two_tries_lets_the_migration_through(dsn: str) -> None:
     patience = Patience(lock_timeout=0.05, tries=1000)
+    migrate.downgrade(dsn, FIRST)
     with held(dsn, "LOCK TABLE pgqueue.job IN ACCESS SHARE MODE") as other:
         thread = threading.Thread(target=migrate.downgrade, args=(dsn, "base"), kwargs={"patience": patience})
         thread.start()
@@ -200,6 +203,7 @@ def test_a_lock_given_up_between_two_tries_lets_the_migration_through(dsn: str) 
 
 
 def test_kill_9_in_the_middle_leaves_the_old_revision_whole_and_the_lock_free(dsn: str) -> None:
+    migrate.downgrade(dsn, FIRST)
     before = catalog(dsn)
     code = (
         "from pgqueue.migrate import Patience, downgrade; "
@@ -229,6 +233,7 @@ def test_a_revision_that_fails_is_rolled_back_as_a_whole(empty_dsn: str) -> None
 @pytest.mark.parametrize("found", ["pgqueue_9999", "5f3a1c"])
 def test_a_schema_newer_than_the_code_is_refused_everywhere(conn: Connection, dsn: str, found: str) -> None:
     run(dsn, f"UPDATE pgqueue.alembic_version SET version_num = '{found}'")
+    run(dsn, "COMMENT ON TABLE pgqueue.alembic_version IS NULL")
     attempts: list[Callable[[], None]] = [
         lambda: migrate.upgrade(dsn),
         lambda: migrate.downgrade(dsn, "base"),

@@ -77,6 +77,7 @@ def states(conn: Connection) -> set[object]:
 def test_all_orders_of_five_versions_over_two_connections_end_in_the_newest(
     dsn: str, conn: Connection
 ) -> None:
+    """eugene-khyst/postgresql-event-sourcing#2: a late one overwrote what was newer."""
     orders = list(itertools.permutations(VERSIONS))
     with psycopg.connect(dsn) as one, psycopg.connect(dsn) as two:
         for place in range(len(VERSIONS)):

@@ -94,6 +94,7 @@ def count(conn: Connection) -> int:
 
 
 def test_a_full_queue_refuses_a_job_and_the_transaction_goes_on(conn: Connection) -> None:
+    """rails/solid_queue#224: an expected refusal aborted the caller's transaction."""
     execute(conn, limit("mail", max_depth=100))
     sampled(conn, ready=80, blocked=15, in_flight=5, oldest=20)
     conn.execute("CREATE TABLE public.orders (id int)")
@@ -138,6 +139,34 @@ def test_the_sample_decides(
             send_receipt.enqueue(conn, Receipt(order_id=1))
     else:
         assert send_receipt.enqueue(conn, Receipt(order_id=1)).created
+
+
+@pytest.mark.parametrize("bulk", [1, 20])
+def test_a_queue_overshoots_its_limit_by_no_more_than_what_comes_between_two_samples(
+    conn: Connection, bulk: int
+) -> None:
+    """The bound of its softness: 60 jobs a second, sampled every five seconds, the workers away."""
+    depth, rate, period = 200, 60, 5
+    execute(conn, limit("mail", max_depth=depth))
+    accepted, refused = 0, False
+    for second in range(40):
+        conn.execute("UPDATE pgqueue.depth_sample SET at = at - interval '1 s'")  # a second passes
+        if second % period == 0:
+            execute(conn, sample(["mail"]))
+        for _ in range(rate // bulk):
+            try:
+                send_receipt.enqueue_many(conn, [Receipt(order_id=1)] * bulk)
+            except QueueFull:
+                refused = True
+                assert accepted >= depth  # nobody is refused before the queue is full
+            else:
+                accepted += bulk
+    assert refused
+    assert accepted == count(conn) < depth + period * rate
+    conn.execute("DELETE FROM pgqueue.job WHERE id % 10 > 0")
+    conn.execute("UPDATE pgqueue.depth_sample SET at = at - interval '5 s'")
+    execute(conn, sample(["mail"]))
+    assert send_receipt.enqueue(conn, Receipt(order_id=1)).created
 
 
 def test_a_queue_that_nobody_sampled_takes_jobs(conn: Connection) -> None:

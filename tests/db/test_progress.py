@@ -46,6 +46,7 @@ def seen(conn: Connection, query: str) -> list[tuple[Any, ...]]:
 def test_a_worker_that_lost_the_job_writes_no_checkpoint_over_its_successor_s(
     conn: Connection, dsn: str
 ) -> None:
+    """oban 532, semaprax 192: a stale attempt wrote over its successor."""
     (job_id,) = enqueue(conn)
     conn.commit()
     with Holder(dsn, 1) as old, Holder(dsn, 2) as new:
@@ -170,6 +171,7 @@ def test_people_see_how_far_a_running_job_is(conn: Connection, start: Start) -> 
 def test_the_handler_learns_at_its_checkpoint_that_its_lease_is_lost(
     conn: Connection, dsn: str, start: Start
 ) -> None:
+    """agno 9512, hexpm 1825: a run that was taken over went on to its end."""
     app, reached, go, told = App(), threading.Event(), threading.Event(), []
 
     @app.job("report", backoff=Backoff(base=0.01, cap=0.05))

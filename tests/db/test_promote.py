@@ -11,17 +11,9 @@ from pgqueue.finish import Failed, retry
 from pgqueue.promote import Promoted, notify, promote
 from pgqueue.pulse import LONG_AGO
 from tests.factories import Connection, Holder, enqueue, fall_due, ids, retried, row, token, wipe
-from tests.server import Server
 
 HOUR = timedelta(hours=1)
 PERIOD = timedelta(seconds=0.25)
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture

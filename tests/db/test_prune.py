@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import psycopg
@@ -11,27 +10,13 @@ import pytest
 from pgqueue.finish import Failed, ack, retry
 from pgqueue.prune import chores, fold
 from tests.factories import Connection, Holder, enqueue, retried, token, wipe
-from tests.server import Server
 
 WEEK = timedelta(days=7)
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
 
 
 def prune(holder: Holder) -> None:
@@ -196,3 +181,16 @@ def test_a_chore_deletes_a_bounded_batch(conn: Connection, a: Holder, table: str
     conn.commit()
     prune(a)
     assert column(conn, f"SELECT count(*) FROM pgqueue.{table}") == [2500 - page]
+
+
+def test_minute_counters_of_long_ago_go_and_later_ones_stay(conn: Connection, a: Holder) -> None:
+    """tuist 11336: a table that nothing is ever deleted from is found when it is large."""
+    conn.execute(
+        "INSERT INTO pgqueue.tally_minute (minute, queue, name, outcome, n)"
+        " SELECT date_trunc('minute', now()) - d * interval '1 day', 'q', 'work', 'ok', d"
+        " FROM generate_series(1, 100) d"
+    )
+    conn.commit()
+    prune(a)
+    assert column(conn, "SELECT max(n)::int FROM pgqueue.tally_minute") == [89]
+    assert column(conn, "SELECT count(*)::int FROM pgqueue.tally_minute") == [89]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 import psycopg
@@ -11,6 +11,9 @@ import pytest
 
 from pgqueue.horizon import Horizon
 from relay import Outbox
+from relay.event import Event
+from relay.floors import Batch, Floors
+from relay.publish import Look, RejectionPolicy
 from tests.db.relaying import Stepper, inversions, missing, stepper
 from tests.server import Connection
 
@@ -20,6 +23,7 @@ WRITERS = 5
 AGGREGATES = 6
 STEPS = 70
 SEEDS = 25
+SEEDS_AHEAD = 10
 
 
 class Everything(Horizon[int]):
@@ -27,6 +31,20 @@ class Everything(Horizon[int]):
 
     def observe(self, *, last: int, **_: object) -> None:
         self.settled = max(self.settled, last)
+
+
+class KeepsTheLook(Floors):
+    """Publishes what was read while the batch before was under way, whatever became of that batch."""
+
+    def absorb(self, look: Look, *, asked: Mapping[int, int], n: int, now: float) -> Batch:
+        return super().absorb(look, asked=dict.fromkeys(asked, 0), n=n, now=now)
+
+
+class ReadsAgain(Floors):
+    """Reads ahead although some of what is under way is not proven."""
+
+    def ahead(self, _: Iterable[Event], rest: Iterable[Event]) -> dict[int, int] | None:
+        return super().ahead((), rest)
 
 
 class Crowd:
@@ -54,6 +72,22 @@ class Crowd:
                 outbox.add(conn, "never", {})
         else:
             self.finish(who, commit=self.chance.random() < 0.85)
+
+    def act_at_times(self) -> None:
+        """Let writers do up to three things."""
+        for _ in range(self.chance.randrange(4)):
+            self.act()
+
+    def pile_up(self) -> None:
+        """Write a backlog and leave no writer open, so that all of it can be proven."""
+        for _ in range(3 * WRITERS):
+            self.act()
+        self.finish_all()
+
+    def finish_all(self) -> None:
+        """Commit every open transaction."""
+        for who in range(WRITERS):
+            self.finish(who, commit=True)
 
     def _write(self, who: int, conn: Connection) -> None:
         free = [a for a in map(str, range(AGGREGATES)) if self.locks.get(a, who) == who]
@@ -121,19 +155,30 @@ def relay_at(dsn: str) -> Iterator[Maker]:
         yield make
 
 
-def scenario(relays: list[Stepper], writers: list[Connection], seed: int) -> Crowd:
-    """Let writers and relays take turns at random, then let everybody finish."""
+def scenario(relays: list[Stepper], writers: list[Connection], seed: int, *, ahead: bool = False) -> Crowd:
+    """Let writers and relays take turns at random, then let everybody finish.
+
+    `ahead`: every batch is followed by one that was read while it was under way, and the sink refuses now and then.
+    """
     chance = random.Random(seed)
     crowd = Crowd(writers, chance)
+
+    for relay in relays if ahead else ():
+        relay.reject = lambda _: "not now" if chance.random() < 0.2 else None
+        relay.policy = RejectionPolicy(max_attempts=10_000, base=0, cap=0)
+        relay.n = chance.choice((1, 2, 100))
     for _ in range(STEPS):
-        if chance.random() < 0.4:
-            relay = chance.choice(relays)
-            relay.step(mark=chance.random() < 0.9)
-        else:
+        if chance.random() >= 0.4:
             crowd.act()
-    for who in range(WRITERS):
-        crowd.finish(who, commit=True)
+        elif ahead:
+            if chance.random() < 0.3:
+                crowd.pile_up()
+            chance.choice(relays).step_ahead(crowd.act_at_times)
+        else:
+            chance.choice(relays).step(mark=chance.random() < 0.9)
+    crowd.finish_all()
     for relay in relays:
+        relay.reject = lambda _: None
         relay.drain()
     return crowd
 
@@ -176,6 +221,51 @@ def test_a_floor_without_a_proof_loses_or_inverts_events(relay_at: Maker, writer
         seen += len(missing(relay.log, [id_ for _, id_ in crowd.committed])) + len(inversions(relay.log))
         release(relay)
     assert seen
+
+
+@pytest.mark.parametrize("patience", [0.0, 1.0], ids=["every writer is a guard", "no guards"])
+def test_reading_ahead_of_an_unconfirmed_batch_loses_inverts_and_repeats_nothing(
+    relay_at: Maker, writers: list[Connection], patience: float
+) -> None:
+    for seed in range(SEEDS_AHEAD):
+        relay = relay_at(patience=patience)
+        crowd = scenario([relay], writers, seed, ahead=True)
+        assert not missing(relay.log, [id_ for _, id_ in crowd.committed]), f"seed {seed}"
+        assert not inversions(relay.log), f"seed {seed}"
+        assert len(relay.log) == len(set(relay.log)), f"seed {seed}"
+        release(relay)
+
+
+def test_two_relays_that_read_ahead_on_the_same_partitions_do_not_invert(
+    relay_at: Maker, writers: list[Connection]
+) -> None:
+    for seed in range(SEEDS_AHEAD):
+        log: list[tuple[str, int]] = []
+        one = relay_at(log)
+        other = relay_at(log)
+        other.me = one.me
+        other.floors.take(range(64))
+        crowd = scenario([one, other], writers, seed, ahead=True)
+        assert not missing(log, [id_ for _, id_ in crowd.committed]), f"seed {seed}"
+        assert not inversions(log), f"seed {seed}"
+        release(one, other)
+
+
+@pytest.mark.parametrize("naive", [KeepsTheLook, ReadsAgain])
+def test_reading_ahead_without_its_rules_inverts_or_repeats_events(
+    relay_at: Maker, writers: list[Connection], naive: type[Floors]
+) -> None:
+    """The controls: were one of the two rules missing, the tests above would see it."""
+    inverted = repeated = 0
+    for seed in range(SEEDS_AHEAD):
+        relay = relay_at()
+        relay.floors = naive(horizon=relay.floors.horizon)
+        relay.floors.take(range(64))
+        scenario([relay], writers, seed, ahead=True)
+        inverted += len(inversions(relay.log))
+        repeated += len(relay.log) - len(set(relay.log))
+        release(relay)
+    assert inverted if naive is KeepsTheLook else repeated
 
 
 def test_a_lower_id_that_commits_late_is_published(relay_at: Maker, writers: list[Connection]) -> None:

@@ -14,8 +14,9 @@ import pytest
 from psycopg import sql
 
 from pgqueue.events import Bus, Event, LoopFailed, LoopRecovered
-from relay import Outbox
+from relay import Outbox, publishing
 from relay.config import RelayConfig
+from relay.cycle import cycle
 from relay.event import Event as OutboxEvent
 from relay.event import Receipt
 from relay.events import (
@@ -206,6 +207,96 @@ def test_no_transaction_is_open_while_the_sink_stalls(start: Starter, watch: Con
     assert watch.execute(states.replace("relay %", "relay publish")).fetchall() == [("idle", None)]
     sink.resume()
     drained(watch)
+
+
+def fill(watch: Connection, count: int) -> None:
+    """Write events of fifty aggregates in one statement."""
+    watch.execute(
+        "INSERT INTO pgqueue.outbox (aggregate_id, event_type, payload)"
+        " SELECT (i %% 50)::text, 'e', '{}' FROM generate_series(1, %s) i",
+        [count],
+    )
+
+
+class Looks:
+    """The looks that a relay took, counted; `broken` makes the first one that is taken ahead fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, broken: bool = False) -> None:
+        self.count = 0
+        self.ahead = 0
+        self.broken = broken
+        monkeypatch.setattr(publishing, "cycle", self.take)
+
+    def take(self, *args: Any, **options: Any) -> Any:
+        """Take a look."""
+        if threading.current_thread().name == "relay-ahead":
+            self.ahead += 1
+            if self.broken and self.ahead == 1:
+                raise psycopg.OperationalError("the connection is lost")
+        seen = cycle(*args, **options)
+        self.count += 1
+        return seen
+
+
+def published_once_and_in_order(relay: Started, count: int) -> None:
+    """Check what the sink accepted."""
+    keys = [(event.key, event.id) for event in relay.sink.accepted]
+    assert len(keys) == len(set(keys)) == count
+    assert not inversions(keys)
+
+
+def test_with_a_backlog_the_next_batch_is_read_while_the_sink_works(
+    start: Starter, watch: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(MemorySink):
+        def publish(self, events: Sequence[OutboxEvent]) -> Sequence[Receipt]:
+            receipts = super().publish(events)
+            if self.calls == 3:  # the first batch comes before anything is proven
+                eventually(lambda: looks.count > self.calls, 10)
+            return receipts
+
+    fill(watch, 2_000)
+    looks = Looks(monkeypatch)
+    relay = start(Slow(ordered=True))
+    drained(watch)
+    assert looks.ahead
+    published_once_and_in_order(relay, 2_000)
+
+
+def test_what_was_confirmed_while_a_look_ahead_failed_is_marked_and_not_sent_again(
+    start: Starter, watch: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(watch, 2_000)
+    looks = Looks(monkeypatch, broken=True)
+    relay = start(MemorySink(ordered=True))
+    drained(watch)
+    assert looks.ahead > 1
+    assert relay.heard(LoopFailed)
+    published_once_and_in_order(relay, 2_000)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_rejections_and_lost_replies_amid_a_backlog_invert_and_lose_nothing(
+    start: Starter, watch: Connection, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    refused: set[int] = set()
+
+    def once(event: OutboxEvent) -> str | None:
+        if event.id % 37 or event.id in refused:
+            return None
+        refused.add(event.id)
+        return "not now"
+
+    fill(watch, 3_000)
+    looks = Looks(monkeypatch)
+    sink = MemorySink(ordered=ordered, reject=once)
+    sink.lose_replies = 2
+    relay = start(sink, batch=200, rejection=RejectionPolicy(base=0, cap=0))
+    drained(watch)
+    assert looks.ahead
+    keys = [(event.key, event.id) for event in relay.sink.accepted]
+    assert len(set(keys)) == 3_000
+    assert not inversions(keys)
 
 
 def test_an_outage_longer_than_all_attempts_spends_none_and_drains_afterwards(

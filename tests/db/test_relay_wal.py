@@ -52,7 +52,7 @@ def decoding(server: Server) -> Iterator[str]:
 
 def forget(conn: Connection) -> None:
     """Drop the slot of this database when nobody has it any more."""
-    eventually(lambda: not streams(conn))
+    eventually(lambda: not taken(conn))
     conn.execute(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
     )
@@ -77,12 +77,12 @@ def writer(dsn: str) -> Iterator[Connection]:
 class Started:
     """A relay that runs, with its sink and everything it told."""
 
-    def __init__(self, dsn: str, *, ordered: bool = False, **options: Any) -> None:
+    def __init__(self, dsn: str, *, ordered: bool = False, lease: float = 2.0, **options: Any) -> None:
         self.sink = MemorySink(ordered=ordered)
         self.told: list[Event] = []
         bus = Bus()
         bus.subscribe(Event, self.told.append)
-        config = RelayConfig(dsn=dsn, name="relay", source="/s", lease=2.0, wal=True, **options)
+        config = RelayConfig(dsn=dsn, name="relay", source="/s", lease=lease, wal=True, **options)
         self.relay = Relay(config, self.sink, bus)
         self.relay.start()
 
@@ -126,9 +126,18 @@ def unpublished(conn: Connection) -> int:
     return int(str(row[0]))
 
 
-def streams(conn: Connection) -> bool:
-    """Tell whether some relay has the slot."""
+def taken(conn: Connection) -> bool:
+    """Tell whether somebody has the slot, or makes it."""
     active = "SELECT 1 FROM pg_replication_slots WHERE active AND database = current_database()"
+    return conn.execute(active).fetchone() is not None
+
+
+def streams(conn: Connection) -> bool:
+    """Tell whether some relay has the slot, which is made: until then it waits for whatever transactions there are."""
+    active = (
+        "SELECT 1 FROM pg_replication_slots"
+        " WHERE active AND confirmed_flush_lsn IS NOT NULL AND database = current_database()"
+    )
     return conn.execute(active).fetchone() is not None
 
 
@@ -295,12 +304,12 @@ def test_an_event_that_the_log_tells_of_before_it_is_visible_is_waited_for(
     start: Starter, dsn: str, writer: Connection
 ) -> None:
     """A commit that waits for a synchronous standby is in the log, and no snapshot sees it."""
-    relay = start()
+    relay = start(lease=60.0)  # a beat would wait for the standby too
     eventually(lambda: streams(writer))
-    writer.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-    writer.execute("SELECT pg_reload_conf()")
-    try:
-        with psycopg.connect(dsn) as late:
+    with psycopg.connect(dsn) as late:
+        writer.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        try:
+            writer.execute("SELECT pg_reload_conf()")
             eventually(lambda: late.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
             late.rollback()
             late.execute("SET synchronous_commit = on")
@@ -314,13 +323,11 @@ def test_an_event_that_the_log_tells_of_before_it_is_visible_is_waited_for(
             asks = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'relay publish' AND query LIKE %s"
             eventually(lambda: writer.execute(asks, ["%transactionid%"]).fetchone())
             assert relay.log == []
+        finally:
             writer.execute("ALTER SYSTEM RESET synchronous_standby_names")
             writer.execute("SELECT pg_reload_conf()")
-            thread.join(10)
-        eventually(lambda: relay.log == [("x", id_)])
-    finally:
-        writer.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        writer.execute("SELECT pg_reload_conf()")
+        thread.join(10)
+    eventually(lambda: relay.log == [("x", id_)])
 
 
 def test_a_transaction_of_more_events_than_a_batch_is_published_in_pieces(
@@ -339,7 +346,7 @@ def test_the_stream_confirms_only_what_was_handed_out(dsn: str, writer: Connecti
     for _ in range(2):
         with Stream(dsn, "t", slot) as stream:
             assert collect(stream, 3) == ids
-        eventually(lambda: not streams(writer))
+        eventually(lambda: not taken(writer))
     with Stream(dsn, "t", slot) as stream:
         assert collect(stream, 2) == ids[:2]
         stream.confirm()

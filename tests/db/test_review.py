@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App
+from pgqueue import App, Backoff, Permanent
 from pgqueue.config import WorkerSettings
 from pgqueue.engine import Engine
 from pgqueue.worker import Worker
@@ -392,3 +392,84 @@ def test_a_thread_that_the_system_refuses_costs_no_claim(
     eventually(lambda: left(conn) == 0, timeout=10)
     assert len(refused) == 3
     assert sorted(ran) == list(range(20))
+
+
+REFUSES = """
+CREATE SEQUENCE public.tries;
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.error = 'never' THEN
+    RAISE EXCEPTION 'this text cannot be stored' USING ERRCODE = '22021';
+  ELSIF NEW.error = 'once' AND nextval('public.tries') = 1 THEN
+    RAISE EXCEPTION 'canceling statement due to statement timeout' USING ERRCODE = '57014';
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON pgqueue.attempt_log FOR EACH ROW EXECUTE FUNCTION public.refuse();
+"""
+
+
+def test_a_result_that_cannot_be_written_harms_no_other_and_a_passing_trouble_drops_none(
+    conn: Connection, start: Start
+) -> None:
+    """kestra-io/kestra PR#10653: the write of a failure fails itself, and its job is stuck."""
+    app, together = App(), threading.Barrier(3)
+
+    @app.job("fails", backoff=Backoff(base=600, cap=600, jitter="none"))
+    def fails(why: str) -> None:
+        together.wait(20)
+        if why:
+            raise RuntimeError(why)
+
+    conn.execute(REFUSES)
+    never, once, works = (fails.enqueue(conn, why).id for why in ("never", "once", ""))
+    conn.commit()
+    start(app, concurrency=3, flush=0.3)
+    eventually(lambda: left(conn) == 1, timeout=20)
+    assert conn.execute("SELECT id, reason FROM pgqueue.dead_job").fetchall() == [(never, "permanent")]
+    eventually(
+        lambda: (
+            conn.execute("SELECT job_id, outcome, attempt FROM pgqueue.attempt_log").fetchall()
+            == [(once, "retry", 1)]
+        )
+    )
+    assert works not in (never, once)
+
+
+def test_a_key_goes_on_at_once_when_the_last_of_its_jobs_in_hand_did_not_just_end_well(
+    conn: Connection, start: Start
+) -> None:
+    """Without a look of its own a key waited for the next flush after each job that died, 20 ms."""
+    app, ran = App(), []
+
+    @app.job("dies", max_attempts=1)
+    def dies(n: int) -> None:
+        ran.append(n)
+        raise Permanent("no")
+
+    dies.using(key="k").enqueue_many(conn, list(range(8)))
+    conn.commit()
+    start(app, concurrency=2, flush=1.0)
+    eventually(lambda: ran == list(range(8)), timeout=5)
+
+
+def test_a_key_of_the_ledger_that_somebody_sits_on_holds_up_no_other_job(
+    conn: Connection, start: Start, dsn: str
+) -> None:
+    """timgit/pg-boss#323: the loop waited for one row, and with it every job of the process."""
+    app, ran = App(), []
+
+    @app.job("work")
+    def work(n: int) -> None:
+        ran.append(n)
+
+    conn.execute("INSERT INTO pgqueue.effect (name, key, job_id, lease) VALUES ('work', 'k', 0, 0)")
+    work.using(idempotency_key="k").enqueue(conn, 0)
+    conn.commit()
+    with psycopg.connect(dsn) as shop:
+        shop.execute("SELECT FROM pgqueue.effect FOR UPDATE")
+        start(app)
+        work.enqueue_many(conn, list(range(1, 20)))
+        conn.commit()
+        eventually(lambda: sorted(ran) == list(range(1, 20)), timeout=8)
+    eventually(lambda: sorted(ran) == list(range(20)))

@@ -189,6 +189,7 @@ def test_of_two_processes_with_one_picture_the_second_writes_nothing(
 def test_a_process_that_slept_through_later_ticks_writes_nothing(
     worker: Connection, other: Connection
 ) -> None:
+    """oban 1488: whoever came back after a pause went on with an old picture."""
     defined(worker, schedule("* * * * *"), ago=HOUR)
     start = datetime.now(UTC) - HOUR + MINUTE
     asleep = look(worker, start)
@@ -255,6 +256,7 @@ def test_the_first_tick_is_not_written_for_a_schedule_that_changed_meanwhile(wor
 def test_a_tick_that_is_there_makes_no_second_job_even_if_the_schedule_is_set_back(
     worker: Connection,
 ) -> None:
+    """oban-py 32: three schedulers, three rows for one tick."""
     defined(worker, schedule(missed="all"), ago=10 * MINUTE)
     assert tick(worker, NOW) == 1
     worker.execute("UPDATE pgqueue.schedule SET next_at = last_at, last_at = last_at - interval '1 min'")
@@ -270,6 +272,7 @@ def test_a_tick_that_is_there_makes_no_second_job_even_if_the_schedule_is_set_ba
 def test_a_step_of_the_clock_round_a_tick_loses_none_and_doubles_none(
     step: int, place: int, worker: Connection
 ) -> None:
+    """oban-py 17: ticks skipped, and doubled by a step back."""
     defined(worker, schedule("* * * * *", missed="all"), ago=10 * MINUTE)
     start = (datetime.now(UTC) - 7 * MINUTE).replace(second=0, microsecond=0)
     worker.execute("UPDATE pgqueue.schedule SET since = %(at)s, next_at = %(at)s", {"at": start - MINUTE})
@@ -282,6 +285,7 @@ def test_a_step_of_the_clock_round_a_tick_loses_none_and_doubles_none(
 
 
 def test_a_clock_that_went_back_between_look_and_write_writes_nothing(worker: Connection) -> None:
+    """oban-py 17, db-scheduler 364: a clock that is not the one the tick was worked out by."""
     defined(worker, schedule(), ago=10 * MINUTE)
     found = plan(one(worker))
     ahead = Plan(
@@ -300,6 +304,7 @@ def test_a_clock_that_went_back_between_look_and_write_writes_nothing(worker: Co
 def test_of_missed_ticks_the_policy_says_which_run(
     missed: Missed, cap: int, runs: int, worker: Connection
 ) -> None:
+    """river 658, 791: what fell due while nobody looked was lost, or came all at once."""
     made = schedule(missed=missed, cap=cap)
     defined(worker, made, ago=5 * HOUR)
     assert tick(worker, NOW) == runs

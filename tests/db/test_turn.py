@@ -11,16 +11,9 @@ import pytest
 
 from pgqueue.turn import postpone, sweep_turn, turn
 from tests.factories import Connection, Holder
-from tests.server import Server
+from tests.waiting import eventually
 
 PERIOD = timedelta(seconds=30)
-
-
-@pytest.fixture(scope="module")
-def database(server: Server) -> Iterator[str]:
-    name = server.migrated()
-    yield server.dsn(name)
-    server.drop(name)
 
 
 @pytest.fixture
@@ -122,7 +115,7 @@ def test_a_process_that_died_with_its_turn_holds_nobody_up_longer_than_the_perio
         assert b.run(turn("prune", PERIOD))
     assert not a.run(turn("prune", PERIOD))
     due_in(conn, "prune", -0.001)
-    assert a.run(turn("prune", PERIOD))
+    eventually(lambda: a.run(turn("prune", PERIOD)))  # the server may see later that the process is gone
 
 
 def test_a_clock_that_went_back_stops_no_task(conn: Connection, a: Holder) -> None:

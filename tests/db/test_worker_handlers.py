@@ -18,19 +18,12 @@ from pgqueue.config import WorkerSettings
 from pgqueue.events import Bus, Event, JobsReleased, LeasesLost
 from pgqueue.worker import Worker
 from tests.process.apps import every
-from tests.process.apps.effects import EFFECTS, Effects
+from tests.process.apps.effects import Effects
 from tests.process.apps.every import Work
 from tests.server import Connection
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
-
-
-@pytest.fixture
-def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effects:
-    path = tmp_path / "effects.jsonl"
-    monkeypatch.setenv(EFFECTS, str(path))
-    return Effects(path)
 
 
 @pytest.fixture
@@ -120,6 +113,7 @@ def test_an_async_handler_over_its_time_is_cancelled(
 def test_a_def_handler_over_its_time_is_given_up_and_its_late_result_ignored(
     conn: Connection, start: Start, effects: Effects, tmp_path: Path
 ) -> None:
+    """oban 532: the late result of an attempt that was given up changed what its successor had decided."""
     gate = tmp_path / "gate"
     every.short.enqueue(conn, Work(n=1, gate=str(gate)))
     conn.commit()
@@ -220,6 +214,7 @@ def test_an_undecodable_payload_is_buried_while_the_rest_of_its_batch_runs(
 def test_a_name_this_worker_does_not_know_stays_pending_and_uncounted(
     conn: Connection, start: Start, effects: Effects
 ) -> None:
+    """formbricks 9123, proletarian 18: an old worker finished what it did not know, or burnt its attempts."""
     old = App()
     old.job("bare")(every.bare.handler)
     every.work.enqueue(conn, Work(n=1))
@@ -313,6 +308,7 @@ def test_a_failed_job_runs_again_and_leaves_a_line_in_the_log(
 def test_a_job_somebody_cancels_while_it_runs_never_runs_again(
     conn: Connection, start: Start, effects: Effects
 ) -> None:
+    """river discussion 1603, procrastinate 511."""
     job = every.awaits.enqueue(conn, Work(n=1, seconds=60))
     conn.commit()
     start()
@@ -358,6 +354,7 @@ def test_twenty_restarts_do_not_cost_a_healthy_job_an_attempt(
 def test_a_slot_whose_handler_hangs_claims_nothing_until_it_returns(
     conn: Connection, start: Start, effects: Effects, events: list[Event], tmp_path: Path
 ) -> None:
+    """dbos 805, solid_queue 761: a slot was counted free while its handler ran, or was never given back."""
     gate = tmp_path / "gate"
     every.short.enqueue(conn, Work(n=1, gate=str(gate)))
     conn.commit()

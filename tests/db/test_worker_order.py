@@ -15,19 +15,12 @@ from pgqueue.config import WorkerSettings, parse_queues
 from pgqueue.events import Bus, JobsClaimed
 from pgqueue.worker import Worker
 from tests.process.apps import every
-from tests.process.apps.effects import EFFECTS, Effects
+from tests.process.apps.effects import Effects
 from tests.process.apps.every import Work
 from tests.server import Connection
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
-
-
-@pytest.fixture
-def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effects:
-    path = tmp_path / "effects.jsonl"
-    monkeypatch.setenv(EFFECTS, str(path))
-    return Effects(path)
 
 
 @pytest.fixture

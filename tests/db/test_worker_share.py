@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,20 +22,13 @@ from pgqueue.declare import declare
 from pgqueue.worker import Worker
 from tests.factories import MINUTE, fall_due
 from tests.process.apps import every
-from tests.process.apps.effects import EFFECTS, Effects
+from tests.process.apps.effects import Effects
 from tests.process.apps.every import Work
 from tests.server import Connection
-from tests.waiting import eventually
+from tests.waiting import chaos, eventually
 
 Start = Callable[..., Worker]
-BACKLOG = 20_000
-
-
-@pytest.fixture
-def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effects:
-    path = tmp_path / "effects.jsonl"
-    monkeypatch.setenv(EFFECTS, str(path))
-    return Effects(path)
+BACKLOG = chaos(20_000, 1_000_000)
 
 
 @pytest.fixture
@@ -102,9 +96,12 @@ def test_a_queue_has_all_slots_while_the_others_are_empty(
     eventually(lambda: left(conn) == 0)
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize("key", [None, "customer"])
 def test_a_critical_job_runs_at_once_on_its_slot_beside_a_large_backlog_of_slow_jobs(
-    conn: Connection, start: Start, effects: Effects, tmp_path: Path
+    conn: Connection, start: Start, effects: Effects, tmp_path: Path, key: str | None
 ) -> None:
+    """graphile/worker#240, timgit/pg-boss#756: what holds all slots delays the rest without bound."""
     gate = tmp_path / "gate"
     conn.execute(
         "INSERT INTO pgqueue.job (name, queue, priority, payload)"
@@ -115,14 +112,43 @@ def test_a_critical_job_runs_at_once_on_its_slot_beside_a_large_backlog_of_slow_
     queues, reserved = parse_queues("critical,default,bulk", 4)
     worker = start(queues=queues, reserved=reserved, concurrency=4)
     effects.wait("start", 3)
-    for n in range(100_001, 100_006):
-        every.work.using(queue="critical").enqueue(conn, Work(n=n))
+    critical = list(range(BACKLOG + 1, BACKLOG + chaos(6, 41)))
+    waits = []
+    for n in critical:
+        every.work.using(queue="critical", key=key).enqueue(conn, Work(n=n))
         conn.commit()
-        eventually(lambda n=n: n in effects.ns("end"), 5)  # type: ignore[misc]
+        committed_at = time.monotonic()
+        eventually(lambda n=n: n in effects.ns("end"), 5, look=0.005)  # type: ignore[misc]
+        waits.append(max(e.at for e in effects.all("start")) - committed_at)
     # Not one bulk job began or ended meanwhile: the slot was there, and nothing had to make room.
-    assert effects.ns("start")[3:] == effects.ns("end") == list(range(100_001, 100_006))
+    assert effects.ns("start")[3:] == effects.ns("end") == critical
+    waits.sort()
+    print(f"beside {BACKLOG}: p50 {waits[len(waits) // 2] * 1000:.1f} ms, worst {waits[-1] * 1000:.1f} ms")
     gate.touch()
     worker.stop()
+
+
+def test_a_hot_key_at_the_head_of_the_queue_holds_up_no_other_and_keeps_its_order(
+    conn: Connection, start: Start, effects: Effects
+) -> None:
+    """timgit/pg-boss PR#849, PR#756, graphile/worker#621: a saturated key fills the batch, or runs beside itself."""
+    hot, others = 800, 1200
+    every.work.using(key="hot").enqueue_many(conn, [Work(n=n) for n in range(hot)])
+    every.work.using(key=lambda w: f"k{w.n % 97}").enqueue_many(
+        conn, [Work(n=n) for n in range(hot, hot + others // 2)]
+    )
+    every.work.enqueue_many(conn, [Work(n=n) for n in range(hot + others // 2, hot + others)])
+    conn.commit()
+    start(concurrency=4)
+    eventually(lambda: left(conn) == 0, 60)
+    order = effects.ns("start")
+    assert [n for n in order if n < hot] == list(range(hot))
+    assert sorted(order) == list(range(hot + others))
+    assert effects.overlaps(lambda e: e.n < hot or e.n) == []
+    # All of it stands in front of the others; they do not wait for its end, keyed or not.
+    beside = order[: order.index(hot - 1)]
+    assert sum(n >= hot + others // 2 for n in beside) > 50
+    assert sum(hot <= n < hot + others // 2 for n in beside) > 50
 
 
 def test_a_worker_lets_waiting_jobs_age(conn: Connection, start: Start) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from pgqueue import App, Backoff, ConfigError, Job
 from pgqueue.config import WorkerSettings
-from pgqueue.events import AlreadyApplied, Bus, Event, LeasesLost
-from pgqueue.worker import Worker
+from pgqueue.events import AlreadyApplied, Bus, Event, JobFinished, LeasesLost
+from pgqueue.worker import CONNECTIONS, Worker
 from tests.process.apps import exactly
-from tests.server import Connection
+from tests.server import Connection, Server
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
@@ -58,6 +58,7 @@ def drained(conn: Connection) -> bool:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_effect_and_the_ack_commit_together(conn: Connection, start: Start, name: str) -> None:
+    """oban-bg/oban-py#8: what was called transactional went over a connection of its own."""
     exactly.app.enqueue(conn, name, "once")
     conn.commit()
     start(exactly.app)
@@ -78,6 +79,7 @@ def test_a_failed_attempt_leaves_no_effect(conn: Connection, start: Start, name:
 def test_a_lost_lease_undoes_the_effect(
     conn: Connection, dsn: str, start: Start, events: list[Event]
 ) -> None:
+    """oban-bg/oban#532: a stale attempt wrote its end over that of the current one."""
     app, reached, go = App(), threading.Event(), threading.Event()
 
     @app.job("late", transactional=True)
@@ -254,3 +256,32 @@ def test_a_transaction_whose_key_another_job_has_taken_meanwhile_is_undone(
         )
     eventually(lambda: drained(conn), timeout=30)
     assert seen(conn, "SELECT kind FROM public.effect") == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_transaction_that_cannot_be_opened_costs_no_attempt(
+    conn: Connection, server: Server, start: Start, events: list[Event], name: str
+) -> None:
+    """timgit/pg-boss#756: what was claimed and not run uses up its attempts."""
+    database = conn.info.dbname
+    start(exactly.app)
+    there = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE application_name LIKE 'pgqueue-worker %' AND datname = current_database()"
+    )
+    eventually(lambda: seen(conn, there) == [(CONNECTIONS,)])
+    with server.admin() as admin:
+        admin.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false".encode())
+        try:
+            exactly.app.types[name].using(max_attempts=1).enqueue(conn, "once")
+            conn.commit()
+
+            def put_off() -> bool:
+                return any(isinstance(e, JobFinished) and e.outcome == "snooze" and e.error for e in events)
+
+            eventually(put_off, timeout=20)
+            assert not drained(conn)
+        finally:
+            admin.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true".encode())
+    eventually(lambda: drained(conn), timeout=20)
+    assert seen(conn, "SELECT kind, attempt FROM public.effect") == [("once", 1)]

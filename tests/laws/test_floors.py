@@ -10,12 +10,12 @@ from tests.laws.source import Module, imports, modules
 
 FLOORS = {
     0: "errors job states backoff cron events config payload handler horizon floors shelf weights step",
-    1: "dsn statement connection schema_version pipeline",
+    1: "dsn statement connection schema_version pipeline wait",
     2: "enqueue claim heartbeat finish dead ledger lanes limits budget pressure schedule depth declare "
-    "promote prune turn age cancel change control jobs doctor prepared policy progress batch history",
-    3: "app run loop tick worker maintenance engine sweep intake round writeoff hand quota threads tasks processes "
-    "pulse monitor transact retries report notebook wait",
-    4: "cli health report testing metrics tracing dashboard embedded migrate migration",
+    "promote prune turn age cancel change control jobs doctor prepared policy progress batch history ref stray",
+    3: "app run loop tick worker maintenance engine gate sweep intake plan flights round writeoff hand quota "
+    "threads tasks processes pulse monitor transact retries results report notebook listen rest release stride routing",
+    4: "cli health report testing metrics embedded migrate migration",
 }
 FLOOR = {f"pgqueue.{name}": floor for floor, names in FLOORS.items() for name in names.split()} | {
     "pgqueue": 3

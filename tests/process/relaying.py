@@ -19,6 +19,7 @@ from relay import Outbox
 from relay.event import CONFIRMED, Event, Receipt
 from relay.sinks import Sink, SinkUnavailable
 from tests.server import Connection
+from tests.waiting import eventually
 
 HERE = Path(__file__).resolve()
 
@@ -49,10 +50,16 @@ class FileSink:
 
 
 class RelayProcess:
-    """One relay in a process of its own; a routed one has a second sink, which comes and goes."""
+    """One relay in a process of its own; a routed one has a second sink, which comes and goes.
 
-    def __init__(self, dsn: str, log: Path, name: str, *, routed: bool = False) -> None:
-        options = json.dumps({"dsn": dsn, "name": name, "log": str(log), "routed": routed})
+    `skew` is by how many seconds its clock goes wrong, `sink` the URL of a broker to publish to instead of the file.
+    """
+
+    def __init__(
+        self, dsn: str, log: Path, name: str, *, routed: bool = False, skew: float = 0.0, sink: str = ""
+    ) -> None:
+        given = {"dsn": dsn, "name": name, "log": str(log), "routed": routed, "skew": skew, "sink": sink}
+        options = json.dumps(given)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.process.relaying", options], cwd=HERE.parents[2]
         )
@@ -75,6 +82,23 @@ class RelayProcess:
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
         return self.process.wait(20)
+
+
+def repartition(watch: Connection, count: int) -> None:
+    """Change the number of partitions; a relay that was stopped inside a transaction loses its connection."""
+
+    def done() -> bool:
+        try:
+            watch.execute("SELECT pgqueue.outbox_repartition(%s)", [count])
+        except psycopg.errors.LockNotAvailable:
+            watch.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"
+                " WHERE datname = current_database() AND application_name ~ ' (publish|upkeep)$'"
+            )
+            return False
+        return True
+
+    eventually(done, 60)
 
 
 def published(log: Path) -> list[tuple[str, int]]:
@@ -154,17 +178,31 @@ class Producers:
 
 def main() -> None:
     """Run one relay until SIGTERM."""
+    given = json.loads(sys.argv[1])
+    if skew := given["skew"]:
+        right, right_ns = time.time, time.time_ns
+        time.time = lambda: right() + skew
+        time.time_ns = lambda: right_ns() + int(skew * 1e9)
     from relay.config import RelayConfig
     from relay.routes import Routes
     from relay.service import Relay
+    from relay.sinks import SinkContext, open_sink
 
-    given = json.loads(sys.argv[1])
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     config = RelayConfig(
         dsn=given["dsn"], name=given["name"], source="/s", lease=1.0, send_timeout=1.0, batch=50, pause=0
     )
-    sinks: dict[str, Sink] = {"*": FileSink(given["log"])}
+    context = SinkContext(
+        source="/s",
+        send_timeout=2.0,
+        allow_private=True,
+        dsn=given["dsn"],
+        subscribers=lambda kind: [f"on {kind}"],
+    )
+    sinks: dict[str, Sink] = {
+        "*": open_sink(given["sink"], context) if given["sink"] else FileSink(given["log"])
+    }
     if given["routed"]:
         sinks["odd"] = FileSink(given["log"], moody=True)
     relay = Relay(config, Routes(sinks))

@@ -92,6 +92,7 @@ def test_list_groups_by_error_type_for_people_and_scripts(run: Run, conn: Connec
 
 
 def test_what_a_row_holds_never_reaches_the_terminal_as_a_command(run: Run, conn: Connection) -> None:
+    """rq-dashboard 526, flower 594: what a job holds was run by whoever looked at it."""
     evil = "\x1b]0;owned\x07\x1b[2J\u202e<script>"
     job_id = letter(
         conn, error_type=evil, error=evil, traceback=evil, name=evil, payload=json.dumps({"a": evil})
@@ -114,7 +115,7 @@ def test_show_tells_payload_tracebacks_and_every_attempt(run: Run, conn: Connect
     out = run("dead", "show", job_id).stdout
     for part in ("KeyError", "host:7", "trace-9", "exhausted", '"n": 1', "Traceback 1", "Traceback 2"):
         assert part in out
-    assert out.index("attempt 1: retry, 2026-03-01T00:00:00+00:00") < out.index("last attempt\n")
+    assert out.index("attempt 1: retry, 2026-03-01 00:00:00Z to ") < out.index("last attempt\n")
     shown = json.loads(run("dead", "show", job_id, "--json").stdout)
     assert (shown["payload"], shown["history"][0]["worker"]) == ({"n": 1}, "host:6")
     missing = run("dead", "show", job_id + 1, code=1).stderr
@@ -136,7 +137,9 @@ def test_replay_says_first_and_does_with_yes(run: Run, conn: Connection) -> None
     )
     assert run("dead", "replay", made[2], "--yes").stdout == "replayed 1 of 1 dead letters\n"
     assert places(conn) == (3, 1)
-    assert run("dead", "replay", "--name", "nothing", "--yes").stdout == "replayed 0 of 0 dead letters\n"
+    assert run("dead", "replay", "--name", "nothing", "--yes").stdout == "no dead letters match\n"
+    nothing = run("dead", "replay", "--name", "nothing", "--yes", "--json").stdout
+    assert json.loads(nothing) == {"found": 0, "replayed": []}
     assert run("dead", "replay", "--name", "nothing").stdout == "no dead letters match\n"
     done = json.loads(run("dead", "replay", "--all", "--yes", "--rate", 0, "--json").stdout)
     assert (done["found"], len(done["replayed"])) == (1, 1)
@@ -156,13 +159,43 @@ def test_discard_says_first_and_does_with_yes(run: Run, conn: Connection) -> Non
     }
 
 
+class Clock:
+    """A clock that goes on by itself only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("verb", "done"), [("replay", "replayed"), ("discard", "discarded")])
+def test_without_options_a_hundred_go_at_fifty_a_second(
+    run: Run, conn: Connection, monkeypatch: pytest.MonkeyPatch, verb: str, done: str
+) -> None:
+    """synapse 13929: everything that had failed came back at once, and what had been mended fell over again."""
+    clock = Clock()
+    monkeypatch.setattr("pgqueue.cli.dead.time", clock)
+    for _ in range(120):
+        letter(conn)
+    said = run("dead", verb, "--all", "--yes").stdout
+    assert said == f"{done} 100 of 120 dead letters; 20 are left: run it again, or raise --limit\n"
+    assert clock.now == pytest.approx(100 / 50 - 10 / 50)  # ten at a time, the first ten at once
+    run("dead", verb, "--all", "--yes", "--rate", 0)
+    assert clock.now == pytest.approx(100 / 50 - 10 / 50)
+    assert places(conn)[1] == 0
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["replay"], "name ids or a filter"),
         (["discard", "--yes"], "name ids or a filter"),
         (["replay", "7", "--all"], "--all goes without ids and filters"),
-        (["replay", "x"], "'x' is not a valid integer"),
+        (["replay", "x"], "'x' is no job id"),
         (["replay", "--where", "order"], "'order' is not PATH=VALUE"),
         (["list", "--since", "yesterday"], "neither a moment"),
         (["replay", "--name", "x", "--payload", "{}"], "goes with the id of one job"),

@@ -83,7 +83,9 @@ def test_live_jobs_are_listed_and_shown(run: Run, conn: Connection) -> None:
     assert [(r["id"], r["state"], r["key"]) for r in rows] == [(three, "delayed", "k")]
     assert '"a": 1' in run("jobs", "show", one).stdout
     assert json.loads(run("jobs", "show", one, "--json").stdout)["payload"] == {"a": 1}
-    assert "there is no live job 99999" in run("jobs", "show", 99999, code=1).stderr
+    assert "there is no trace of job 99999" in run("jobs", "show", 99999, code=1).stderr
+    for wrong in ("x", "0", "1.5", 2**63, "9" * 5000):
+        assert f"{str(wrong)[:40]!r} is no job id" in run("jobs", "show", wrong, code=2).stderr
 
 
 def test_progress_and_what_the_history_keeps_are_shown(run: Run, dsn: str, conn: Connection) -> None:
@@ -105,6 +107,7 @@ def test_progress_and_what_the_history_keeps_are_shown(run: Run, dsn: str, conn:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_is_only_ever_a_value(run: Run, conn: Connection, name: str) -> None:
+    """pg-boss 859, pgmq 295: names reached SQL."""
     (job_id,) = enqueue(conn, name=name, queue=name, key=name)
     enqueue(conn)
     conn.commit()
@@ -149,7 +152,7 @@ def test_each_id_is_answered(run: Run, dsn: str, conn: Connection) -> None:
 def test_a_running_job_is_stopped_and_counted_as_cancelled(
     run: Run, conn: Connection, fleet: Fleet, job: Prepared[Work]
 ) -> None:
-    """A queue that books a cancelled job as a success hides it."""
+    """pgqueuer 110: a cancelled job was booked as a success."""
     worker = fleet.start("--visibility=30s")
     job_id = start_one(conn, fleet, job, Work(n=1, seconds=60))
     assert "asked to stop" in run("jobs", "cancel", job_id).stdout
@@ -172,7 +175,7 @@ def test_a_thread_is_told_and_its_failure_is_no_retry(run: Run, conn: Connection
 def test_a_job_cancelled_before_its_worker_was_killed_never_runs_again(
     run: Run, conn: Connection, fleet: Fleet
 ) -> None:
-    """A queue whose rescue overlooks the cancel runs the job again, each time."""
+    """river discussion 1603: a rescue that overlooked the cancel ran the job again, ten times of ten."""
     first = fleet.start()
     job_id = start_one(conn, fleet, every.work, Work(n=1, seconds=60))
     run("jobs", "cancel", job_id)
@@ -186,6 +189,7 @@ def test_a_job_cancelled_before_its_worker_was_killed_never_runs_again(
 def test_a_job_cancelled_after_its_worker_was_killed_never_runs_again(
     run: Run, conn: Connection, fleet: Fleet
 ) -> None:
+    """river discussion 1603: it ran again."""
     first = fleet.start("--visibility=3s")
     job_id = start_one(conn, fleet, every.work.using(key="k"), Work(n=1, seconds=60))
     every.work.using(key="k").enqueue(conn, Work(n=2))

@@ -13,6 +13,7 @@ from psycopg import sql
 from pgqueue.cli import main
 from pgqueue.connection import execute
 from pgqueue.depth import sample
+from pgqueue.heartbeat import register
 from tests.factories import MINUTE, enqueue
 from tests.process.apps import every
 from tests.process.apps.every import Work
@@ -63,6 +64,42 @@ def test_depth_counts_where_nobody_samples_and_reads_the_sample_else(run: Run, c
     assert (row["queue"], row["ready"], row["delayed"], row["capped"]) == ("default", 3, 1, False)
 
 
+def test_depth_names_jobs_that_no_worker_knows_with_the_commands_for_them(run: Run, conn: Connection) -> None:
+    enqueue(conn, 2, name="it's new")
+    execute(conn, sample(["default"]))
+    execute(
+        conn,
+        register(nonce=1, host="h", pid=1, version="1", queues=["default"], names=["work"], concurrency=8),
+    )
+    conn.commit()
+    said = run("depth").stderr
+    assert said.startswith(
+        "2 jobs \"it's new\" in queue 'default' wait for a worker that knows them: start one, or "
+    )
+    assert "pgqueue jobs move --name 'it'\"'\"'s new' --queue default --to QUEUE" in said
+    assert "pgqueue jobs cancel --name 'it'\"'\"'s new' --queue default" in said
+    assert (
+        run("jobs", "cancel", "--name", "it's new", "--queue", "default", "--yes").stdout
+        == "cancelled 2 jobs\n"
+    )
+    assert run("depth").stderr == ""
+
+
+def test_the_last_sample_of_a_queue_that_nobody_serves_any_more_is_not_shown_as_its_depth(
+    run: Run, conn: Connection
+) -> None:
+    enqueue(conn, 3, queue="gone")
+    execute(conn, sample(["gone"]))
+    conn.execute("UPDATE pgqueue.depth_sample SET at = now() - interval '31 s', in_flight = 2")
+    conn.commit()
+    assert table(run("depth"))[0][:4] == ["gone", "3", "0", "0"]  # counted
+    conn.execute("DELETE FROM pgqueue.job")
+    conn.commit()
+    assert run("depth").stdout == "no jobs\n"
+    (queue,) = json.loads(run("queue", "list", "--json").stdout)
+    assert (queue["name"], queue["in_flight"], queue["ready"]) == ("gone", 0, 0)
+
+
 def test_a_queue_that_only_has_jobs_is_listed_too(run: Run, conn: Connection) -> None:
     enqueue(conn, 2, queue="stray")
     conn.commit()
@@ -102,7 +139,7 @@ def test_a_paused_job_type_is_left_alone_and_the_others_run(run: Run, conn: Conn
 def test_a_mistake_is_one_line(run: Run, conn: Connection) -> None:
     run("sync", "tests.process.apps.heeds:app")
     unknown = run("queue", "pause", "--name", "hedes", code=1).stderr
-    assert unknown.startswith("error: job 'hedes' is neither registered with this app (registered: 'heeds')")
+    assert unknown.endswith("has declared a job 'hedes' yet; did you mean 'heeds'?\n")
     assert "give the name of a queue" in run("queue", "pause", code=1).stderr
     assert "not both" in run("queue", "pause", "a", "--name", "b", code=1).stderr
     assert "not blank" in run("queue", "pause", " ", code=1).stderr

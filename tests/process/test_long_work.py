@@ -28,6 +28,7 @@ def pages(fleet: Fleet, n: int) -> list[tuple[int, str]]:
 def test_a_long_job_in_steps_resumes_at_the_step_and_page_at_which_its_worker_was_killed(
     fleet: Fleet, conn: Connection
 ) -> None:
+    """activepieces 15130, hindsight 2675: hours of work from the beginning, again and again."""
     work = Work(n=1, dies_at=3)
     chain = steps.extract.using(
         then=[steps.transform.using(then=[steps.load.with_payload(work)]).with_payload(work)]

@@ -78,7 +78,10 @@ def test_going_down_asks_first_and_refuses_where_nobody_can_answer(dsn: str) -> 
     assert "--yes" in fails("migrate", "down", PGQUEUE_DSN=dsn)
     assert migrate.current(dsn) == REVISION
     done = run("migrate", "down", "--yes", PGQUEUE_DSN=dsn)
-    assert done.out == f"the schema went from {REVISION} to none\n"
+    below = migrate.previous(REVISION)
+    assert done.out == f"the schema went from {REVISION} to {below}\n"
+    assert migrate.current(dsn) == below
+    assert run("migrate", "base", "--yes", PGQUEUE_DSN=dsn).code == 0
     assert run("migrate", "down", PGQUEUE_DSN=dsn).code == 0
 
 
@@ -112,7 +115,7 @@ def test_sql_prints_the_script_without_any_database_and_the_script_runs(empty_ds
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
         connection.execute(done.out.encode())
     assert catalog(empty_dsn) == catalog(dsn)
-    down = run("migrate", "down", "--sql")
+    down = run("migrate", "base", "--sql", "--from", "head")
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
         connection.execute(down.out.encode())
     assert migrate.current(empty_dsn) is None
@@ -137,6 +140,7 @@ def test_ten_commands_at_once_all_succeed(empty_dsn: str) -> None:
 
 
 def test_flags_come_from_the_environment_too(dsn: str) -> None:
+    migrate.downgrade(dsn, "1")
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE pgqueue.job IN ACCESS SHARE MODE")
         line = fails(
@@ -148,7 +152,7 @@ def test_flags_come_from_the_environment_too(dsn: str) -> None:
             PGQUEUE_MIGRATE_TRIES="2",
         )
     assert "2 times 0.05 s were too short to get a lock" in line
-    assert migrate.current(dsn) == REVISION
+    assert migrate.current(dsn) == "pgqueue_0001"
 
 
 @pytest.mark.parametrize(
@@ -277,6 +281,7 @@ def test_a_grant_that_cannot_be_read_is_a_usage_error(dsn: str) -> None:
 
 
 def test_ctrl_c_while_waiting_leaves_without_a_traceback(dsn: str) -> None:
+    migrate.downgrade(dsn, "1")
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE pgqueue.job IN ACCESS SHARE MODE")
         process = subprocess.Popen(
@@ -292,7 +297,7 @@ def test_ctrl_c_while_waiting_leaves_without_a_traceback(dsn: str) -> None:
         _, complaint = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "Traceback" not in complaint
-    assert migrate.current(dsn) == REVISION
+    assert migrate.current(dsn) == "pgqueue_0001"
 
 
 def test_help_and_version_need_no_database_and_load_no_alembic() -> None:

@@ -255,6 +255,9 @@ def test_a_worker_refuses_a_schema_that_is_not_its_own(
     fleet: Fleet, conn: Connection, revision: str, says: str
 ) -> None:
     conn.execute("UPDATE pgqueue.alembic_version SET version_num = %s", [revision])
+    conn.execute(
+        "COMMENT ON TABLE pgqueue.alembic_version IS NULL"
+    )  # which named the older code that it serves
     conn.commit()
     worker = fleet.launch()
     assert worker.wait() == 1

@@ -173,11 +173,11 @@ def test_killed_between_publish_and_mark_the_event_comes_again_with_the_same_key
     with Receiver(answer) as receiver:
         running.append(start("--sink", receiver.url, "--lease", "1"))
         (id_,) = add(writer, "a")
-        eventually(lambda: receiver.seen)
-        eventually(lambda: running[0].poll() is not None)
+        eventually(lambda: receiver.seen, 40)
+        eventually(lambda: running[0].poll() is not None, 40)
         assert published(writer) == 0
         start("--sink", receiver.url, "--lease", "1")
-        eventually(lambda: published(writer) == 1)
+        eventually(lambda: published(writer) == 1, 40)
         assert [d.key for d in receiver.seen] == [f"outbox:{id_}"] * 2
 
 
@@ -214,9 +214,9 @@ def test_a_second_signal_ends_the_service_at_once(start: Starter, writer: Connec
     with Receiver(hang) as receiver:
         relay = start("--sink", receiver.url)
         add(writer, "a")
-        eventually(lambda: hanging)
+        eventually(lambda: hanging, 40)
         relay.send_signal(signal.SIGINT)
-        eventually(lambda: _ended_by_another(relay), 5, look=0.3)
+        eventually(lambda: _ended_by_another(relay), 20, look=0.3)
         assert relay.wait(5) == 130
         hanging.clear()
 
@@ -310,8 +310,8 @@ def test_the_queue_sink_enqueues_for_the_subscribers_of_an_app(
         (["--sink", "stdout:", "--routes", "/nowhere.toml"], "cannot read /nowhere.toml"),
         (["--sink", "queue:"], "needs the app"),
         (["nowhere", "--sink", "queue:"], "module:name"),
-        (["nowhere.at:all", "--sink", "queue:"], "cannot load the app nowhere.at:all"),
-        (["os:path", "--sink", "queue:"], "not an App"),
+        (["nowhere.at:all", "--sink", "queue:"], "cannot load nowhere.at:all"),
+        (["os:path", "--sink", "queue:"], "not a pgqueue.App"),
         (["--sink", "https:///x"], "has no host"),
         (["--sink", "stdout:", "--batch", "0"], "batch: 0"),
         (["--sink", "stdout:", "--lease", "0"], "lease: 0"),
@@ -334,6 +334,17 @@ def test_a_database_without_our_tables_is_named_with_the_remedy(empty_dsn: str, 
     done = run(empty_dsn, *args)
     assert done.exit_code == 1
     assert "run: pgqueue migrate" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--source", "--read-from"])
+def test_following_the_log_is_refused_where_the_server_does_not_decode(dsn: str, option: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        if conn.execute("SHOW wal_level").fetchone() == ("logical",):
+            pytest.skip("this server decodes its log")
+    done = run(dsn, "--sink", "stdout:", option, "wal")
+    assert done.exit_code == 1
+    assert "wal_level = logical" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_list_of_no_parked_events_says_so(dsn: str) -> None:

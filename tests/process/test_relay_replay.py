@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +98,63 @@ def test_killed_it_goes_on_where_it_was_and_copies_nothing_twice(dsn: str, watch
     assert f"--resume {_id(watch)}" in again.stderr
     assert run(dsn, "replay", "--resume", _id(watch), "--rate", "0", "--yes").exit_code == 0
     assert copied(watch) == list(range(1, COUNT + 1))
+
+
+class Clock:
+    """A clock that moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let the time pass."""
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [("100", 3.0), ("500", 0.6), ("2.5", 120.0), ("0", 0.0)])
+def test_no_more_events_a_second_are_copied_than_asked_for(
+    dsn: str, watch: Connection, monkeypatch: pytest.MonkeyPatch, rate: str, seconds: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("relay.cli.replay.time", clock)
+    assert run(dsn, "replay", "--all", "--rate", rate, "--yes").exit_code == 0
+    assert len(copied(watch)) == COUNT
+    # All of them but the last batch, which nothing follows, were waited for.
+    assert clock.now == pytest.approx(seconds, abs=0.45 if float(rate) >= 5 else 0.01)
+
+
+def test_a_terminal_sees_how_far_it_is(dsn: str, watch: Connection) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from relay.cli import main; main()",
+            "replay",
+            "--all",
+            "--rate",
+            "0",
+            "--yes",
+        ],
+        env={k: v for k, v in os.environ.items() if not k.startswith(("PG", "OUTBOX_"))}
+        | {"PGQUEUE_DSN": dsn},
+        stdout=subprocess.PIPE,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal ends with its last writer
+        while part := os.read(master, 65_536):
+            shown += part
+    os.close(master)
+    out, _ = process.communicate(timeout=20)
+    assert b"replay" in shown
+    assert b"100%" in shown
+    assert f"{COUNT} events are in the outbox again" in out.decode()
 
 
 def test_new_begins_from_the_start(dsn: str, watch: Connection) -> None:

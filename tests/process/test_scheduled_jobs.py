@@ -147,7 +147,7 @@ def test_the_next_ticks_need_no_database() -> None:
     [
         (("next", "0 0 31 2 *"), "error: schedule: '0 0 31 2 *': bad day-of-month"),
         (("next", "0 2 * * *", "--timezone", "Asia/Damaskus"), "did you mean 'Asia/Damascus'?"),
-        (("add", "n", "0 2 * * *", "nosuch"), "error: job 'nosuch' is neither registered"),
+        (("add", "n", "0 2 * * *", "nosuch"), "has declared a job 'nosuch' yet; run pgqueue sync APP, or give --force"),
         (("add", "n", "0 2 * * *", "nosuch", "--force", "--payload", "{"), "error: --payload: is no JSON"),
         (("add", " ", "0 2 * * *", "nosuch", "--force"), "error: name: is blank"),
         (("add", "n", "0 2 * * *", "nosuch", "--force", "--cap", "0"), "error: cap: 0 is not a whole number"),

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,12 @@ import psycopg
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from examples.shop import models
+from examples.shop.jobs import app as shop
+from pgqueue.connection import execute
+from pgqueue.declare import declare
+from pgqueue.pressure import limit
+from pgqueue.testing import drain
 from tests.server import Connection
 from tests.waiting import eventually
 
@@ -107,9 +114,15 @@ def test_an_order_answers_201_with_its_job_and_its_event_committed(
     assert answer.status_code == 201
     id_ = answer.json()["id"]
     assert answer.headers["location"] == f"/orders/{id_}"
-    assert counts(conn) == (1, 1, 1)
-    job = conn.execute("SELECT name, key, payload->>'order_id' FROM pgqueue.job").fetchone()
-    assert job == ("send-receipt", "00042", str(id_))
+    assert counts(conn) == (1, 2, 1)
+    jobs = conn.execute("SELECT name, queue, key, payload::text FROM pgqueue.job ORDER BY id").fetchall()
+    assert [row[:3] for row in jobs] == [
+        ("send-receipt", "mail", "00042"),
+        ("refresh-recommendations", "recommendations", None),
+    ]
+    assert f'"order_id":{id_}' in str(jobs[0][3])
+    assert api.post("/orders", json=GOOD).status_code == 201
+    assert counts(conn) == (2, 3, 2)  # the refresh that waits is enough for both
     event = conn.execute(
         "SELECT event_type, aggregate_id, payload->>'order_id' FROM pgqueue.outbox"
     ).fetchone()
@@ -123,6 +136,59 @@ def test_an_order_whose_event_cannot_be_written_leaves_neither_order_nor_job(
     conn.commit()
     assert api.post("/orders", json=GOOD).status_code == 500
     assert counts(conn) == (0, 0, 0)
+
+
+def fill(conn: Connection, queue: str) -> None:
+    """Let a queue be over its limit, by what a worker would have sampled."""
+    execute(conn, declare(kind.policy for kind in shop.types.values()))
+    execute(conn, limit(queue, max_depth=100))
+    conn.execute(
+        "INSERT INTO pgqueue.depth_sample (queue, at, ready, delayed, in_flight, blocked, oldest_ready_s, capped)"
+        " VALUES (%s, now(), 200, 0, 0, 0, 24.2, false)",
+        [queue],
+    )
+    conn.commit()
+
+
+def test_while_too_many_receipts_wait_an_order_is_refused_with_a_time_to_try_again(
+    api: httpx.Client, conn: Connection
+) -> None:
+    fill(conn, "mail")
+    answer = api.post("/orders", json=GOOD)
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "13"  # half of the queue has to go, in half of its age
+    assert "13 s" in answer.json()["error"]
+    assert counts(conn) == (0, 0, 0)
+    conn.execute("DELETE FROM pgqueue.depth_sample")
+    conn.commit()
+    assert api.post("/orders", json=GOOD).status_code == 201
+
+
+def test_a_refresh_of_recommendations_is_dropped_and_counted_where_an_order_is_not(
+    api: httpx.Client, conn: Connection
+) -> None:
+    fill(conn, "recommendations")
+    for _ in range(3):
+        assert api.post("/orders", json=GOOD).status_code == 201
+    assert counts(conn) == (3, 3, 3)
+    assert conn.execute("SELECT DISTINCT name FROM pgqueue.job").fetchall() == [("send-receipt",)]
+    shed = conn.execute("SELECT name, sum(n) FROM pgqueue.tally WHERE outcome = 'shed' GROUP BY 1").fetchall()
+    assert shed == [("refresh-recommendations", 3)]
+
+
+def test_a_refresh_sums_up_what_the_customer_has_bought(
+    api: httpx.Client, conn: Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    models.engine.cache_clear()
+    for _ in range(2):
+        assert api.post("/orders", json=GOOD).status_code == 201
+        drain(shop, dsn)
+    conn.rollback()
+    row = conn.execute("SELECT customer, orders, dollars FROM shop.recommendations").fetchall()
+    models.engine().dispose()
+    models.engine.cache_clear()
+    assert row == [("00042", 2, Decimal("58.66"))]
 
 
 BAD = [

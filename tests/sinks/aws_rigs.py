@@ -98,7 +98,11 @@ def arrived(text: str | bytes) -> Arrived:
     """Read a structured event."""
     event = json.loads(text)
     return Arrived(
-        key=event["id"], event_type=event["type"], aggregate=event.get("partitionkey"), payload=event["data"]
+        key=event["id"],
+        event_type=event["type"],
+        aggregate=event.get("partitionkey"),
+        payload=event.pop("data"),
+        context=event,
     )
 
 

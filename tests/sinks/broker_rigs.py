@@ -126,6 +126,8 @@ class NatsRig(BrokerRig):
                 event_type=unquote(m.headers["ce-type"]),
                 aggregate=unquote(m.headers["ce-partitionkey"]) if "ce-partitionkey" in m.headers else None,
                 payload=json.loads(m.data),
+                context={n[3:]: unquote(v) for n, v in m.headers.items() if n.startswith("ce-")}
+                | {"datacontenttype": m.headers["content-type"]},
             )
             for m in self.messages()
         ]
@@ -172,6 +174,7 @@ class RedisRig(BrokerRig):
                 event_type=fields["type"],
                 aggregate=fields.get("partitionkey"),
                 payload=json.loads(fields["data"]),
+                context={name: value for name, value in fields.items() if name != "data"},
             )
             for fields in self.entries()
         ]
@@ -225,6 +228,8 @@ class AmqpRig(BrokerRig):
                 event_type=m.headers["cloudEvents_type"],
                 aggregate=m.headers.get("cloudEvents_partitionkey"),
                 payload=json.loads(m.body),
+                context={n[12:]: v for n, v in m.headers.items() if n.startswith("cloudEvents_")}
+                | {"datacontenttype": m.properties["content_type"]},
             )
             for m in self.messages()
         ]
@@ -287,6 +292,8 @@ class KafkaRig(BrokerRig):
                 event_type=headers["ce_type"],
                 aggregate=message.key().decode() if message.key() is not None else None,
                 payload=json.loads(message.value()),
+                context={n[3:]: v for n, v in headers.items() if n.startswith("ce_")}
+                | {"datacontenttype": headers["content-type"]},
             )
             for message in self.messages()
             if (headers := {name: value.decode() for name, value in message.headers()})

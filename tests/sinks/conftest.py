@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from relay.event import Event
+from relay.event import Event, attributes
 from relay.sinks import Sink, SinkContext, open_sink
 from relay.sinks.memory import MemorySink
 from relay.sinks.stdout import StdoutSink
@@ -21,7 +21,9 @@ from tests.server import Server
 from tests.sinks.aws_rigs import *  # noqa: F403 - fixtures
 from tests.sinks.broker_rigs import *  # noqa: F403 - fixtures
 from tests.sinks.brokers import *  # noqa: F403 - fixtures
-from tests.sinks.events import SOURCE, Arrived, Made
+from tests.sinks.certificate import *  # noqa: F403 - fixtures
+from tests.sinks.events import SOURCE, TRACEPARENT, Arrived, Made
+from tests.sinks.pulsar_rigs import *  # noqa: F403 - fixtures
 from tests.sinks.receiver import OK, Answer, Receiver
 
 __all__ = ["SECRET", "SOURCE", "Made", "QueueRig", "Rig"]
@@ -72,6 +74,7 @@ class MemoryRig(Made):
                 event_type=e.event_type,
                 aggregate=e.aggregate_id,
                 payload=json.loads(e.payload),
+                context=attributes(e, SOURCE),
             )
             for e in self.memory.accepted
         ]
@@ -99,7 +102,13 @@ class StdoutRig(Made):
         """Return the lines."""
         lines = [json.loads(line) for line in self.buffer.getvalue().splitlines()]
         return [
-            Arrived(key=x["id"], event_type=x["type"], aggregate=x.get("partitionkey"), payload=x["data"])
+            Arrived(
+                key=x["id"],
+                event_type=x["type"],
+                aggregate=x.get("partitionkey"),
+                payload=x.pop("data"),
+                context=x,
+            )
             for x in lines
         ]
 
@@ -132,6 +141,8 @@ class WebhookRig(Made):
                 event_type=unquote(d.headers["ce-type"]),
                 aggregate=unquote(d.headers["ce-partitionkey"]) if "ce-partitionkey" in d.headers else None,
                 payload=json.loads(d.body),
+                context={n[3:]: unquote(v) for n, v in d.headers.items() if n.startswith("ce-")}
+                | {"datacontenttype": d.headers["content-type"]},
             )
             for d in self.receiver.kept
         ]
@@ -174,9 +185,11 @@ class QueueRig:
             aggregate = BAD_AGGREGATE
         with psycopg.connect(self.dsn) as conn:
             row = conn.execute(
-                "INSERT INTO pgqueue.outbox (aggregate_id, event_type, payload) VALUES (%s, %s, %s)"
+                "INSERT INTO pgqueue.outbox"
+                " (aggregate_id, event_type, payload, aggregate_type, aggregate_version, headers)"
+                " VALUES (%s, %s, %s, 'order', 7, %s)"
                 " RETURNING id, part, coalesce(aggregate_id, id::text), payload::text, created_at",
-                [aggregate, event_type, payload],
+                [aggregate, event_type, payload, json.dumps({"traceparent": TRACEPARENT})],
             ).fetchone()
         assert row is not None
         return Event(
@@ -184,11 +197,11 @@ class QueueRig:
             part=row[1],
             key=row[2],
             aggregate_id=aggregate,
-            version=None,
+            version=7,
             event_type=event_type,
             payload=row[3],
-            aggregate_type=None,
-            headers={},
+            aggregate_type="order",
+            headers={"traceparent": TRACEPARENT},
             created_at=row[4],
             attempts=0,
         )
@@ -197,10 +210,11 @@ class QueueRig:
         """Return the jobs."""
         with psycopg.connect(self.dsn) as conn:
             rows = conn.execute(
-                "SELECT headers->>'id', headers->>'type', key, payload FROM pgqueue.job ORDER BY id"
+                "SELECT headers->>'id', headers->>'type', key, payload, headers FROM pgqueue.job ORDER BY id"
             ).fetchall()
         return [
-            Arrived(key=key, event_type=kind, aggregate=agg, payload=data) for key, kind, agg, data in rows
+            Arrived(key=key, event_type=kind, aggregate=agg, payload=data, context=headers)
+            for key, kind, agg, data, headers in rows
         ]
 
     def go_away(self) -> None:
@@ -239,7 +253,8 @@ def dsn(shop: str) -> str:
 
 
 BROKERS = {
-    f"{scheme}:": f"{scheme}_rig" for scheme in ("kafka", "amqp", "nats", "redis", "sqs", "sns", "kinesis")
+    f"{scheme}:": f"{scheme}_rig"
+    for scheme in ("kafka", "amqp", "nats", "redis", "sqs", "sns", "kinesis", "pulsar")
 }
 
 

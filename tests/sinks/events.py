@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from relay.event import Event
 
 SOURCE = "/outbox/tests"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,8 @@ class Arrived:
     event_type: str
     aggregate: str | None
     payload: Any
+    #: The context attributes of CloudEvents.
+    context: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class Made:
@@ -51,7 +55,7 @@ class Made:
             event_type=event_type,
             payload=payload,
             aggregate_type="order",
-            headers={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+            headers={"traceparent": TRACEPARENT},
             created_at=datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC),
             attempts=0,
         )

@@ -198,13 +198,14 @@ def test_headers_that_just_fit_are_sent(amqp_rig: AmqpRig) -> None:
 def test_a_message_for_which_the_broker_closes_the_channel_is_found(
     amqp_rig: AmqpRig, rabbit_server: Rabbit
 ) -> None:
-    rabbit_server.control("eval", "application:set_env(rabbit, max_message_size, 5000).")
+    limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."
+    rabbit_server.control("eval", limit.format(5000))
     try:
         events = [amqp_rig.event(str(i)) for i in range(6)]
         events[2] = amqp_rig.event("2", '"' + "x" * 10_000 + '"')
         receipts = amqp_rig.sink.publish(events)
     finally:
-        rabbit_server.control("eval", "application:set_env(rabbit, max_message_size, 134217728).")
+        rabbit_server.control("eval", limit.format(16_777_216))
     assert [r is CONFIRMED for r in receipts] == [True, True, False, True, True, True]
     assert isinstance(receipts[2], Rejected)
     assert "size" in receipts[2].reason

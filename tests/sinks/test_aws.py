@@ -17,7 +17,8 @@ from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, Confirmed, Event, Rejected, Unavailable
 from relay.send import send
 from relay.sinks import Sink, SinkContext, SinkUnavailable, open_sink
-from relay.sinks.aws import Entry, Limits, deduplication, group, pack, text
+from relay.sinks.aws import Entry, Limits, pack
+from relay.sinks.aws_messages import deduplication, group, text
 from relay.sinks.kinesis import partition_key
 from tests.sinks.aws_rigs import ENVIRONMENT, AwsRig, SqsRig
 from tests.sinks.events import SOURCE, Made
@@ -42,7 +43,7 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def stubbed(kind: str) -> tuple[Sink, Stubber]:
     """Return a sink whose service answers what a test says."""
     sink: Any = open_sink(URLS[kind], SinkContext(source=SOURCE, parallel=1))
-    stub = Stubber(sink._client)
+    stub = Stubber(sink.client)
     if kind == "sqs":
         stub.add_response("get_queue_url", {"QueueUrl": "https://sqs/q.fifo"})
         stub.add_response("get_queue_attributes", {"Attributes": {"MaximumMessageSize": "2048"}})

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.event import Confirmed, Event, Held, Receipt, Rejected, Unavailable
+from relay.event import Confirmed, Event, Held, Receipt, Rejected, Unavailable, attributes
 from relay.send import send
 from relay.sinks import SinkUnavailable
 from tests.sinks.conftest import Rig
+from tests.sinks.events import SOURCE
 from tests.waiting import eventually
 
 LATER = float("inf")
@@ -33,6 +34,18 @@ def test_an_event_arrives_with_its_key_type_aggregate_and_payload(rig: Rig) -> N
     assert arrived.key == event.idempotency_key
     assert (arrived.event_type, arrived.aggregate) == ("order.placed", "order-7")
     assert arrived.payload == {"id": 7, "total": 12.5, "lines": [None, True, "é"]}
+
+
+def test_every_attribute_of_cloudevents_arrives(rig: Rig) -> None:
+    event = rig.event("order-é 1")
+    assert rig.sink.publish([event]) == [Confirmed()]
+    (one,) = rig.arrived()
+    assert one.context == attributes(event, SOURCE)
+    assert one.context["source"] == SOURCE
+    assert one.context["subject"] == "order/order-é 1"
+    assert one.context["partitionkey"] == "order-é 1"
+    assert one.context["sequence"] == f"{event.version:019}"
+    assert one.context["traceparent"] == event.headers["traceparent"]
 
 
 def test_there_is_one_receipt_for_each_event_in_the_order_given(rig: Rig) -> None:

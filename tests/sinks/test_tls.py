@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,19 +11,6 @@ from relay.event import Confirmed
 from relay.sinks import SinkContext, SinkUnavailable, open_sink
 from tests.sinks.brokers import LOOPBACK, Broker, Nats, Rabbit, Redis, free_port, program
 from tests.sinks.events import SOURCE, Made
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with a key and a certificate for the loopback address."""
-    if shutil.which("openssl") is None:
-        pytest.skip("broker: no openssl to make a certificate with; install the Debian package openssl")
-    folder = tmp_path_factory.mktemp("certificate")
-    order = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=broker"
-    files = ["-keyout", str(folder / "key"), "-out", str(folder / "cert")]
-    names = ["-addext", f"subjectAltName=IP:{LOOPBACK}"]
-    subprocess.run(["openssl", *order.split(), *files, *names], check=True, capture_output=True)
-    return folder
 
 
 class SecureNats(Nats):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -159,6 +160,62 @@ def test_a_lost_reply_is_unavailable_and_the_next_attempt_a_repetition(
     receiver.answer = lambda _: OK
     assert one(sink, event) == CONFIRMED
     assert [d.key for d in receiver.kept] == [event.idempotency_key] * 2
+
+
+class Bare:
+    """Takes connections, gives each request the next of these answers as it stands, and ends the connection."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.ended = threading.Semaphore(0)
+        self.thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Sink:
+        self.thread.start()
+        port = self.listening.getsockname()[1]
+        context = SinkContext(source=SOURCE, allow_private=True, parallel=1)
+        return open_sink(f"http://127.0.0.1:{port}/events", context)
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join(10)
+        self.listening.close()
+
+    def _serve(self) -> None:
+        for answer in self.answers:
+            connection, _ = self.listening.accept()
+            with connection:
+                while b"{}" not in connection.recv(65_536):
+                    pass
+                connection.sendall(answer)
+            self.ended.release()
+
+
+def test_a_kept_connection_that_the_receiver_ended_is_not_used_again() -> None:
+    bare = Bare(*[b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"] * 3)
+    with bare as sink:
+        for event in (Made().event(), Made().event("order-2"), Made().event("order-3")):
+            assert one(sink, event) == CONFIRMED
+            assert bare.ended.acquire(timeout=10)
+        sink.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n",
+        b"HTTP/1.1 103 Early Hints\r\n\r\n",
+    ],
+)
+def test_an_answer_that_is_none_is_unavailable_and_the_next_request_is_not_read_into_it(
+    answer: bytes,
+) -> None:
+    with Bare(answer, b"HTTP/1.1 204 No Content\r\n\r\n") as sink:
+        assert isinstance(one(sink, Made().event()), Unavailable)
+        assert one(sink, Made().event()) == CONFIRMED
+        sink.close()
 
 
 def test_aggregates_go_in_parallel_and_each_one_waits_for_its_answers(receiver: Receiver, sink: Sink) -> None:

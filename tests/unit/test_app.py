@@ -121,6 +121,11 @@ def test_a_process_handler_is_a_plain_function_of_a_module() -> None:
         app.job("b", process=True)(lambda: None)
 
 
+def test_a_decorator_without_a_name_says_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r'write @app\.job\("plain"\)'):
+        App().job(plain)  # type: ignore[arg-type]
+
+
 def test_a_name_is_registered_once() -> None:
     app = App()
     app.job("ship")(plain)
@@ -209,3 +214,14 @@ def test_a_refused_subscriber_is_not_subscribed() -> None:
     with pytest.raises(ConfigError):
         app.on_event("order.placed")(two)
     assert app.subscribers("order.placed") == ()
+
+
+@pytest.mark.parametrize(
+    ("decorator", "advice"),
+    [("job", r'write @app\.job\("resize"\)'), ("on_event", r'write @app\.on_event\("order\.placed"\)')],
+)
+def test_a_decorator_without_its_argument_says_what_to_write(decorator: str, advice: str) -> None:
+    def resize() -> None: ...
+
+    with pytest.raises(ConfigError, match=advice):
+        getattr(App(), decorator)(resize)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import benchmarks
-from benchmarks import install, report
+from benchmarks import install, plan, report
 from benchmarks.figures import Absent, Figure, Outcome, quantile, ratios
 from benchmarks.goals import GOALS, judge
 from benchmarks.system import OURS, PEERS, SYSTEMS, Go, Node, Python, system_named
@@ -105,6 +105,20 @@ def test_a_ratio_compares_runs_of_the_same_round() -> None:
     assert quantile(range(100), 0.99) == 99
 
 
+def test_the_buffers_of_a_plan_are_those_of_all_its_ctes_each_once() -> None:
+    """An UPDATE that nothing reads from runs after the top node has ended."""
+
+    def node(kind: str, touched: int, *below: dict[str, object], cte: str = "") -> dict[str, object]:
+        name = {"Subplan Name": f"CTE {cte}"} if cte else {}
+        return {
+            "Node Type": kind, "Shared Hit Blocks": touched, "Shared Read Blocks": 1, "Plans": list(below), **name
+        }  # fmt: skip
+
+    found = node("Index Scan", 9, cte="found")
+    written = node("ModifyTable", 49, node("CTE Scan", 9), cte="written")
+    assert plan.buffers(node("CTE Scan", 9, found, written)) == 50
+
+
 def test_a_goal_is_met_exactly_at_its_bound() -> None:
     figures = [
         figure("drain", "ours", 100, 100),
@@ -113,6 +127,18 @@ def test_a_goal_is_met_exactly_at_its_bound() -> None:
     ]
     verdicts = {v.goal.text: v.met for v in judge(figures)}
     assert verdicts == {"drain, one process, by graphile-worker": True, "WAL per job, B": False}
+
+
+def test_what_was_measured_on_another_machine_is_not_compared() -> None:
+    figures = [
+        figure("drain", "graphile", 100),
+        figure("drain2", "ours", 50),
+        figure("drain2", "graphile", 25),
+    ]
+    (here,) = judge(figures, {"drain": "fast", "drain2": "slow"})
+    assert (here.value, here.met) == (2, True)
+    (mixed,) = judge(figures)
+    assert mixed.value == 0.5
 
 
 def test_the_report_says_plainly_where_a_peer_is_better_and_who_is_left_out(tmp_path: Path) -> None:
@@ -162,3 +188,19 @@ def test_a_peer_whose_tools_are_missing_is_reported_by_name(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(install.NotInstallable, match=f"{tool} is not here"):
         install.install(system_named(name))
+
+
+def test_a_newer_python_is_found_beside_a_shim_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim, installed = tmp_path / "shims" / "python3.19", tmp_path / "versions" / "3.19.2" / "bin" / "python"
+    for path, text in ((shim, "#!/bin/sh\nexit 127\n"), (installed, "#!/bin/sh\nexit 0\n")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(shim.parent))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PYENV_ROOT", raising=False)
+    assert install._interpreter((3, 19)) == str(installed)
+    with pytest.raises(install.NotInstallable, match=r"3\.20 or newer, and none is here"):
+        install._interpreter((3, 20))

@@ -87,7 +87,7 @@ def test_nothing_starts_before_what_it_needs() -> None:
 def test_the_image_installs_what_the_services_import() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     extras = dockerfile.partition("[")[2].partition("]")[0].split(",")
-    assert {"binary", "webhooks", "dashboard"} <= set(extras)
+    assert {"binary", "webhooks", "metrics", "example"} <= set(extras)
     assert "COPY examples examples" in dockerfile
     scripts = {point.name for point in entry_points(group="console_scripts")}
     assert {"pgqueue", "pgqueue-worker", "outbox-relay", "uvicorn"} <= scripts

@@ -6,8 +6,10 @@ interval lost an hour), action-scheduler 885 (a shift to UTC).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from datetime import UTC, datetime, timedelta
-from itertools import islice, pairwise
+from functools import cache
+from itertools import accumulate, islice, pairwise
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
@@ -23,6 +25,16 @@ KIRITIMATI, DAMASCUS = "Pacific/Kiritimati", "Asia/Damascus"
 
 def local(zone: str, text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone))
+
+
+@cache
+def changes(zone: str, year: int) -> list[datetime]:
+    """Return the instants of a year at which the clocks of a zone change."""
+    halves = [datetime(year, 1, 1, tzinfo=UTC) + n * timedelta(minutes=30) for n in range(366 * 48)]
+    offsets = [at.astimezone(ZoneInfo(zone)).utcoffset() for at in halves]
+    found = [halves[n] for n in range(1, len(halves)) if offsets[n] != offsets[n - 1]]
+    assert found
+    return found
 
 
 def ticks(expr: str, zone: str, start: str, count: int) -> list[str]:
@@ -97,6 +109,18 @@ def test_from_every_instant_the_ticks_are_the_same(start: datetime, expr: str, z
     assert cron.latest(whole[10], whole[20], 50) == whole[11:21]
 
 
+@pytest.mark.parametrize("zone", [NEW_YORK, LORD_HOWE, "Europe/Berlin", "Pacific/Apia", "Asia/Kathmandu"])
+@pytest.mark.parametrize("before", [0.001, 0.5, 1.0, 1.5, 1.999999, 2.5, 600.3, 90_000.7])
+@pytest.mark.parametrize("expr", ["*/15 * * * *", "*/20 * * * * *", "30 2 * * *"])
+def test_a_look_between_two_seconds_finds_the_tick_at_a_change(expr: str, before: float, zone: str) -> None:
+    """oban-py 17: the clock of a database has fractions of a second; with some the search never ended."""
+    for change in changes(zone, {"Pacific/Apia": 2011, "Asia/Kathmandu": 1985}.get(zone, 2026)):
+        look = change - timedelta(seconds=before)
+        whole = list(islice(Cron(expr, zone).ticks(look.replace(microsecond=0) - timedelta(seconds=1)), 400))
+        expected = [tick for tick in whole if tick > look]
+        assert list(islice(Cron(expr, zone).ticks(look), len(expected))) == expected
+
+
 def test_the_latest_tick_of_years_of_seconds_is_found_at_once() -> None:
     now = datetime(2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)
     found = Cron("* * * * * *").latest(datetime(2016, 1, 1, tzinfo=UTC), now, 2)
@@ -169,3 +193,41 @@ def test_utc_needs_no_zone_data_and_any_other_zone_says_so(monkeypatch: pytest.M
 def test_the_29_of_february_and_the_fifth_monday_come_true() -> None:
     assert Cron("0 0 29 2 *").next(local("UTC", "2025-01-01")).year == 2028
     assert f"{Cron('0 0 * 2 MON#5').next(local('UTC', '2025-01-01')):%F}" == "2044-02-29"
+
+
+CHANGES = [
+    # Summer time forward and back; by half an hour; by two; at midnight; negative; twice for Ramadan.
+    ("America/New_York", 2026), ("Europe/Berlin", 2026), ("Europe/Dublin", 2026), ("Europe/London", 2026),
+    ("Australia/Lord_Howe", 2026), ("Antarctica/Troll", 2026), ("Africa/Cairo", 2026), ("Africa/Casablanca", 2026),
+    ("America/Havana", 2026), ("America/Santiago", 2026), ("Asia/Beirut", 2026), ("Asia/Gaza", 2026),
+    ("Pacific/Chatham", 2026), ("America/Sao_Paulo", 2018), ("Asia/Tehran", 2021), ("Asia/Amman", 2021),
+    # For good: a quarter or half an hour, a whole day.
+    ("Asia/Pyongyang", 2015), ("Asia/Pyongyang", 2018), ("America/Caracas", 2016), ("Asia/Kathmandu", 1985),
+    ("Pacific/Apia", 2011), ("Pacific/Kwajalein", 1993), ("Asia/Almaty", 2024),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "year"), CHANGES)
+def test_by_a_look_at_the_clock_each_minute_every_local_time_has_one_tick(name: str, year: int) -> None:
+    """node-cron 563, xen-orchestra 4024, action-scheduler 885: doubled, lost or shifted where clocks change."""
+    zone, minute = ZoneInfo(name), timedelta(minutes=1)
+    for change in changes(name, year):
+        looks = [change + m * minute for m in range(-3 * 1440, 4 * 1440)]
+        # How late it has been by the clock so far: what it skips is over at once, what it repeats is over already.
+        latest = list(accumulate((at.astimezone(zone).replace(tzinfo=None) for at in looks), max))
+        start, end = change - timedelta(hours=30), change + timedelta(hours=42)
+        first = latest[0].replace(hour=0, minute=0)
+        days = [first + d * timedelta(days=1) for d in range((latest[-1] - first).days + 1)]
+        for expr, minutes in (
+            ("*/30 0-4 * * *", range(0, 300, 30)),
+            ("50 23 * * *", [1430]),
+            ("7 12 * * *", [727]),
+        ):
+            walls = [day + m * minute for day in days for m in minutes]
+            shown = {looks[place] for wall in walls if 0 < (place := bisect_left(latest, wall)) < len(looks)}
+            found = []
+            for tick in Cron(expr, name).ticks(start):
+                if tick > end:
+                    break
+                found.append(tick)
+            assert found == sorted(at for at in shown if start < at <= end), (expr, change)

@@ -150,15 +150,15 @@ def test_the_keywords_and_the_options_are_the_same() -> None:
 
 
 def test_a_key_function_sees_each_payload_and_its_answer_is_checked() -> None:
-    statement = enqueue("ship", ["a", "b"], ['"a"', '"b"'], Options(key=str.upper))
+    statement = enqueue("ship", ["a", "b"], '["a","b"]', Options(key=str.upper))
     assert statement.params["keys"] == ["A", "B"]
     with pytest.raises(BadOption, match="key: is blank"):
-        enqueue("ship", [" "], ['" "'], Options(key=str.upper))
+        enqueue("ship", [" "], '[" "]', Options(key=str.upper))
     with pytest.raises(BadOption, match="idempotency_key: None is not a string"):
-        enqueue("ship", ["a"], ['"a"'], Options(idempotency_key=lambda _: None))  # type: ignore[arg-type,return-value]
+        enqueue("ship", ["a"], '["a"]', Options(idempotency_key=lambda _: None))  # type: ignore[arg-type,return-value]
 
 
 def test_one_dedup_key_for_many_jobs_is_refused() -> None:
     with pytest.raises(BadOption, match="give a function of the payload"):
-        enqueue("ship", [1, 2], ["1", "2"], Options(dedup_key="once"))
-    assert enqueue("ship", [1], ["1"], Options(dedup_key="once")).params["dedup_keys"] == ["once"]
+        enqueue("ship", [1, 2], "[1,2]", Options(dedup_key="once"))
+    assert enqueue("ship", [1], "[1]", Options(dedup_key="once")).params["dedup_keys"] == ["once"]

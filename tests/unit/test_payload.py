@@ -3,6 +3,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
@@ -82,6 +83,10 @@ ORDER = Order(
 )
 
 
+#: A type that takes whatever JSON has, and is checked as a type is.
+Anything = Any | None
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
@@ -123,6 +128,7 @@ def test_what_is_encoded_is_what_the_handler_gets(kind: Any, value: Any) -> None
     text = codec.encode(value)
     json.loads(text)
     assert codec.decode(text) == value
+    assert codec.encode_all([value, value]) == f"[{text},{text}]"
 
 
 def test_a_plain_dict_that_fits_is_as_good_as_the_type() -> None:
@@ -170,6 +176,9 @@ def test_a_misfit_names_the_job_the_type_and_the_path(kind: Any, value: Any, say
     assert caught.value.name == "ship"
     assert str(caught.value).startswith("payload of 'ship': does not fit ")
     assert says in str(caught.value)
+    with pytest.raises(BadPayload) as among_others:
+        Codec("ship", kind).encode_all([value, value])
+    assert str(among_others.value) == str(caught.value)
 
 
 def test_a_misfit_of_pydantic_does_not_repeat_the_values() -> None:
@@ -210,6 +219,48 @@ def test_what_postgres_or_json_cannot_hold_is_refused_with_its_path(value: Any, 
     with pytest.raises(BadPayload) as caught:
         Codec("ship").encode(value)
     assert says in str(caught.value)
+    for kind in (Any, Anything):
+        with pytest.raises(BadPayload, match=re.escape(says)):
+            Codec("ship", kind).encode_all([1, value])
+
+
+class Reading(msgspec.Struct):
+    sensor: int
+    value: float | None = None
+    more: dict[str, float | None] | None = None
+
+
+class Careless(Reading):
+    """Says that what it does not compare is equal."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reading) and other.sensor == self.sensor
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Page(msgspec.Struct):
+    readings: list[Careless]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Reading, Reading(sensor=1, value=math.nan)),
+        (Reading, Reading(sensor=1, more={"a": math.inf})),
+        (Reading, Reading(sensor=1, more={math.nan: 1.0})),  # type: ignore[dict-item]
+        (Reading, {"sensor": 1, "unknown": math.nan}),
+        (Careless, Careless(sensor=1, value=math.nan)),
+        (Page, Page(readings=[Careless(sensor=1, value=math.nan)])),
+    ],
+)
+def test_among_many_too_a_number_that_the_type_would_take_as_null_is_refused(kind: Any, value: Any) -> None:
+    codec = Codec("ship", kind)
+    fits = codec.decode(codec.encode({"sensor": 0} if kind is not Page else {"readings": []}))
+    with pytest.raises(BadPayload, match="which JSON cannot hold"):
+        codec.encode_all([fits, value, fits])
+    text = codec.encode(fits)
+    assert codec.encode_all([fits, fits]) == f"[{text},{text}]"
 
 
 @pytest.mark.parametrize("value", [Opaque(), (n for n in "ab"), {(1, 2): 3}, open, {"a": [Opaque]}])
@@ -232,6 +283,10 @@ def test_the_limit_is_one_mebibyte_of_json_to_the_byte() -> None:
         codec.encode("x" * (LIMIT - 1))
     with pytest.raises(BadPayload, match="1048578 bytes"):
         codec.encode("é" * (LIMIT // 2))
+    texts = Codec("ship", str)
+    assert len(texts.encode_all(["x" * (LIMIT - 2)] * 3)) == 3 * LIMIT + 4
+    with pytest.raises(BadPayload, match="has 1048577 bytes"):
+        texts.encode_all(["x", "x" * (LIMIT - 1)])
 
 
 @pytest.mark.parametrize("kind", [Opaque, Hidden, dict[str, Opaque], Callable, Opaque | None, "unknown"])

@@ -51,12 +51,32 @@ def test_the_first_claim_is_no_larger_than_the_slots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "ahead"), [(600, 0), (1.0, 0), (0.5, 0), (0.1, 4), (0.01, 40), (0.001, 400), (0.00001, 500)]
+    ("seconds", "ahead"), [(600, 0), (1.0, 0), (0.5, 0), (0.1, 4), (0.01, 40), (0.001, 400), (0.00001, 1500)]
 )
 def test_short_jobs_are_claimed_ahead_and_long_ones_are_not(seconds: float, ahead: int) -> None:
     quota, hand = made(concurrency=8)
     ran(quota, hand, 100, seconds)
     assert quota.prefetch() == ahead
+
+
+def test_jobs_asked_for_and_not_here_yet_count_as_held() -> None:
+    quota, hand = made(concurrency=8)
+    ran(quota, hand, 1000, 0.00001)
+    quota.coming = 1000
+    assert quota.claims() == [(QUEUES, 500)]
+    quota.coming = 1009
+    assert quota.claims() == []
+
+
+def test_the_next_claim_is_due_when_there_is_room_for_a_whole_one() -> None:
+    quota, hand = made(concurrency=8)
+    assert quota.low_water() == 0
+    ran(quota, hand, 1000, 0.001)
+    assert (quota.prefetch(), quota.low_water()) == (400, 200)
+    ran(quota, hand, 1000, 0.00001)
+    ran(quota, hand, 1000, 0.00001)
+    ran(quota, hand, 1000, 0.00001)
+    assert quota.low_water() == quota.prefetch() - 500 > 500
 
 
 def test_a_claim_is_never_larger_than_500() -> None:
@@ -89,7 +109,9 @@ def test_a_full_hand_claims_nothing_and_every_end_makes_room() -> None:
     del hand.held[3]
     assert quota.claims() == [(QUEUES, 1)]
     hold(hand, [3])
-    quota.leaving = 2  # done, and written by the very round that claims
+    quota.leave(
+        [hand.held[i] for i in list(hand.held)[:2]]
+    )  # done, and written by the very round that claims
     assert quota.claims() == [(QUEUES, 2)]
 
 
@@ -139,6 +161,28 @@ def test_reserved_slots_are_not_given_to_other_queues() -> None:
     assert quota.claims() == [(("critical",), 2), (QUEUES, 6)]
 
 
+def test_a_reserved_slot_is_claimed_for_by_the_round_that_writes_its_last_job() -> None:
+    """Else each job of the queue waits for a flush of its own, and the slot runs fifty a second."""
+    quota, hand = made(concurrency=8, reserved={"critical": 1})
+    ran(quota, hand, 10, 5.0)
+    hold(hand, range(7), level=2)
+    hold(hand, [100], level=1)
+    assert quota.claims() == []
+    quota.leave([hand.held[100]])
+    assert quota.claims() == [(("critical",), 1)]
+    quota.leave([hand.held[0]])
+    assert quota.claims() == [(QUEUES, 1)]
+
+
+def test_a_hand_full_of_bulk_jobs_still_takes_keys_for_the_reserved_slots() -> None:
+    quota, hand = made(concurrency=8, reserved={"critical": 2})
+    ran(quota, hand, 10, 5.0)
+    hold(hand, range(6), level=2)
+    assert quota.lanes() == (("critical",), 2, 1, 2)
+    hold(hand, [100, 101], level=1)
+    assert quota.lanes()[1] == 0
+
+
 def test_critical_jobs_beyond_the_reserved_slots_take_general_ones() -> None:
     quota, hand = made(concurrency=8, reserved={"critical": 2})
     ran(quota, hand, 10, 5.0)
@@ -155,16 +199,16 @@ def test_a_lane_takes_one_slot_whatever_it_holds() -> None:
 
 def test_lanes_are_taken_one_job_deep_until_durations_are_known_and_for_long_jobs() -> None:
     quota, hand = made(concurrency=8)
-    lanes = quota.lanes()
-    assert (lanes[0], lanes[1]) == (8, 1)
+    queues, lanes, depth, _ = quota.lanes()
+    assert (queues, lanes, depth) == (QUEUES, 8, 1)
     ran(quota, hand, 10, 5.0)
-    assert quota.lanes()[1] == 1
+    assert quota.lanes()[2] == 1
 
 
 def test_lanes_of_short_jobs_are_taken_as_deep_as_they_are_held_briefly() -> None:
     quota, hand = made(concurrency=8)
     ran(quota, hand, 1000, 0.001)
-    lanes, depth, total = quota.lanes()
+    _, lanes, depth, total = quota.lanes()
     assert depth == 20
     assert 0 < lanes <= total <= 500
 
@@ -173,8 +217,8 @@ def test_a_full_hand_takes_no_lane() -> None:
     quota, hand = made(concurrency=4)
     ran(quota, hand, 10, 5.0)
     hold(hand, range(6))
-    assert quota.lanes()[0] == 0
-    assert quota.lanes()[2] == 0
+    assert quota.lanes()[1] == 0
+    assert quota.lanes()[3] == 0
 
 
 def test_jobs_too_short_for_a_slot_each_wake_fewer_slots() -> None:
@@ -184,3 +228,27 @@ def test_jobs_too_short_for_a_slot_each_wake_fewer_slots() -> None:
     assert quota.slots_for(10) == 1
     assert quota.slots_for(500) == 6
     assert quota.slots_for(1) == 1
+
+
+def test_jobs_behind_the_first_of_a_lane_count_as_far_as_jobs_are_held_ahead() -> None:
+    quota, hand = made(concurrency=8)
+    ran(quota, hand, 1000, 0.001)
+    assert quota.prefetch() == 400
+    hold_lane(hand, list(range(1, 101)))
+    assert quota.free() == 8 + 400 - 1 - 99
+    hold_lane(hand, list(range(1001, 2001)), key="long")
+    assert quota.free() == 8 - 2
+
+
+def test_as_many_lanes_are_taken_as_their_jobs_are_worth() -> None:
+    quota, hand = made(concurrency=8)
+    ran(quota, hand, 1000, 0.001)
+    assert quota.lanes()[1] == quota.lanes()[3] == 408
+    quota.learn_lanes(10, 150)
+    assert quota.lanes()[1] == 1 + 408 // 15
+    quota.learn_lanes(1, 400)
+    assert quota.lanes()[1] == 1 + 408 // 20  # a lane hands out 20 at most
+    quota.learn_lanes(0, 0)
+    assert quota.lanes()[1] == 1 + 408 // 20
+    ran(quota, hand, 1_000_000, 5.0)
+    assert quota.lanes()[1] == 8

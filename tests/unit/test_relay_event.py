@@ -50,6 +50,12 @@ def test_attributes_are_those_of_cloudevents_1_0() -> None:
     }
 
 
+def test_a_time_always_has_six_digits_behind_the_second() -> None:
+    for microsecond, digits in ((0, "000000"), (500_000, "500000"), (1, "000001")):
+        at = datetime(2030, 1, 2, 3, 4, 5, microsecond, tzinfo=UTC)
+        assert attributes(event(created_at=at), "/s")["time"] == f"2030-01-02T03:04:05.{digits}Z"
+
+
 def test_an_event_without_aggregate_has_no_subject_and_no_partition_key() -> None:
     seen = attributes(event(aggregate_id=None, key="12", version=None), "/s")
     assert not {"subject", "partitionkey", "sequence"} & seen.keys()

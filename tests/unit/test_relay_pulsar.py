@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pulsar", reason="the Python package pulsar-client is not installed")
+pytest.importorskip("pulsar", reason="broker: no Pulsar client; install the Python package pulsar-client")
 
 from pgqueue.errors import ConfigError
 from relay.event import Rejected

@@ -15,7 +15,7 @@ from pgqueue.batch import batch
 from pgqueue.enqueue import Options
 from pgqueue.job import STATE_LIMIT, Completed, Done
 from pgqueue.run import RESULT_LIMIT, Runner
-from pgqueue.step import Step, steps_json
+from pgqueue.step import DEEPEST, Step, steps_json
 from tests.factories import claimed
 
 app = App()
@@ -117,6 +117,29 @@ def test_what_follows_has_a_limit_that_names_the_way_out() -> None:
     with pytest.raises(BadOption, match=r"then: what follows has \d+ bytes .*references"):
         extract.using(then=[load.with_payload("x" * 65_500)])
     extract.using(then=[load.with_payload("x" * 60_000)])
+
+
+def test_more_steps_than_a_reader_can_follow_are_refused_where_the_chain_is_made() -> None:
+    """dbos 546, pgflow 271: what only the worker cannot read is found out by the worker, far from whoever wrote it."""
+    step = load.with_payload("last")
+    for _ in range(DEEPEST - 1):
+        step = load.using(then=[step]).with_payload("x")
+    assert step.depth == DEEPEST
+    assert spec(step)["then"][0]["name"] == "load"  # and it can be read
+    extract.using(then=[step])
+    longer = load.using(then=[step, step]).with_payload("x")
+    with pytest.raises(BadOption, match=r"then: 201 steps follow each other, more than 200; .*job.then"):
+        extract.using(then=[longer])
+
+
+def test_headers_that_no_worker_could_read_are_refused_where_they_are_given() -> None:
+    """dbos 546: one row that cannot be read, found out where nobody can mend it."""
+    deep: Any = "x"
+    for _ in range(99):
+        deep = [deep]
+    extract.using(headers={"a": deep})
+    with pytest.raises(BadOption, match="headers: are nested more than 100 deep"):
+        extract.using(headers={"a": {"b": deep}})
 
 
 def test_a_header_of_the_queue_s_own_is_refused() -> None:

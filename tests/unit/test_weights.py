@@ -81,11 +81,13 @@ def test_no_work_is_left_while_there_is_room() -> None:
 
 
 def test_weights_are_read_in_the_order_written() -> None:
-    assert parse_weights(" critical=8, bulk = 2,") == {"critical": 8, "bulk": 2}
+    assert parse_weights(" critical=8, bulk = 2") == {"critical": 8, "bulk": 2}
     assert Weights({}) or not Weights({}).order()
 
 
-@pytest.mark.parametrize("text", ["", "critical", "critical=", "critical=x", "a=1,a=2", "a=-1"])
+@pytest.mark.parametrize(
+    "text", ["", "critical", "critical=", "critical=x", "a=1,a=2", "a=-1", "a=1,,b=1", "a=1,", "a=²"]
+)
 def test_weights_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="weights"):
         parse_weights(text)

@@ -10,8 +10,8 @@ from pgqueue.events import Bus
 from pgqueue.hand import Hand
 from pgqueue.job import Retried
 from pgqueue.loop import Wake
+from pgqueue.plan import Outcomes
 from pgqueue.retries import Retries
-from pgqueue.round import Outcomes
 from pgqueue.shelf import LaneHold
 from pgqueue.writeoff import WriteOff
 from tests.factories import BROKEN, claimed

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 import msgspec
+import psycopg
 
 from pgqueue import App, Backoff, Job, Permanent, Retry, Snooze
 from tests.process.apps.effects import note
@@ -89,6 +90,8 @@ async def awaits(order: Work, job: Job) -> None:
     except asyncio.CancelledError:
         note("cancelled", order.n, job.attempt)
         raise
+    if job.attempt <= order.fails:
+        raise RuntimeError(f"attempt {job.attempt} was to fail")
     note("end", order.n, job.attempt, note=MARK.get())
 
 
@@ -106,6 +109,12 @@ async def blocks_loop(order: Work, job: Job) -> None:
 
 @app.job("computes", process=True, backoff=AT_ONCE)
 def computes(order: Work, job: Job) -> None:
+    work_on(order, job)
+
+
+@app.job("books", transactional=True, backoff=AT_ONCE)
+def books(order: Work, conn: psycopg.Connection, job: Job) -> None:
+    conn.execute("INSERT INTO public.booked VALUES (%s)", [order.n])
     work_on(order, job)
 
 

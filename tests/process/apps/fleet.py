@@ -37,7 +37,7 @@ class Process:
         """Return what it has written to stderr."""
         return self.log_path.read_text()
 
-    def says(self, pattern: str, timeout: float = 15.0) -> re.Match[str]:
+    def says(self, pattern: str, timeout: float = 40.0) -> re.Match[str]:
         """Wait for a line in its log."""
 
         def said() -> re.Match[str] | None:
@@ -59,11 +59,11 @@ class Process:
         self.process.kill()
         self.process.wait(10)
 
-    def wait(self, timeout: float = 15.0) -> int:
+    def wait(self, timeout: float = 40.0) -> int:
         """Wait for its end and return the exit status."""
         return self.process.wait(timeout)
 
-    def stop(self, timeout: float = 15.0) -> int:
+    def stop(self, timeout: float = 40.0) -> int:
         """Stop it as an orchestrator does."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout)

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from pgqueue import App, Backoff, Job, JobRef, JobType
+from pgqueue.history import Status
 
 app = App()
 
@@ -74,6 +75,10 @@ def enqueue(session: Session) -> None:
     assert_type(tidy.enqueue(session).created, bool)
     assert_type(nightly.enqueue(session, Receipt()).shed, bool)
     assert_type(app.enqueue(session, "receipt", {"order_id": 1}, queue="mail", dedup_window="live"), JobRef)
+    assert_type(
+        send_receipt.enqueue(session, Receipt()).wait(session, timeout=timedelta(seconds=5)), Status | None
+    )
+    assert_type(JobRef(17).wait(session, 5), Status | None)
     send_receipt.enqueue(session, 5)  # type: ignore[arg-type]
     send_receipt.using(priorty=1)  # type: ignore[call-arg]
     send_receipt.using(priority="1")  # type: ignore[typeddict-item, arg-type, unused-ignore]

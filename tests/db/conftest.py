@@ -1,0 +1,41 @@
+"""What the tests of this folder share: a database for a module, two workers' connections to it, a file of effects.
+
+A module whose tests share a database overrides `dsn` with `wipe(database)`; the others have one for each test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.factories import Holder
+from tests.process.apps.effects import EFFECTS, Effects
+from tests.server import Server
+
+
+@pytest.fixture(scope="module")
+def database(server: Server) -> Iterator[str]:
+    name = server.migrated()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def a(dsn: str) -> Iterator[Holder]:
+    with Holder(dsn, 1) as holder:
+        yield holder
+
+
+@pytest.fixture
+def b(dsn: str) -> Iterator[Holder]:
+    with Holder(dsn, 2) as holder:
+        yield holder
+
+
+@pytest.fixture
+def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effects:
+    path = tmp_path / "effects.jsonl"
+    monkeypatch.setenv(EFFECTS, str(path))
+    return Effects(path)
