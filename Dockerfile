@@ -8,7 +8,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[binary,webhooks,dashboard,metrics]" \
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[binary,webhooks,metrics,example]" \
     && rm -r /wheels \
     && useradd --system --no-create-home app
 WORKDIR /app

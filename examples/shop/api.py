@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from math import ceil
 from typing import Annotated
 
 import msgspec
@@ -21,7 +22,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from examples.shop.checkout import place_order
+from examples.shop.jobs import refresh_recommendations
 from examples.shop.models import begin, create_tables
+from pgqueue import QueueFull
 from pgqueue.connection import execute
 from pgqueue.depth import gauge
 
@@ -43,7 +46,7 @@ class NewOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def post_order(request: Request) -> Response:
-    """Place an order: 201 with its id once order, job and event are committed."""
+    """Place an order: 201 with its id once order, jobs and event are committed; 429 while too many receipts wait."""
     if int(request.headers.get("content-length") or 0) > LONGEST_BODY:
         return JSONResponse({"error": f"more than {LONGEST_BODY} bytes"}, 413)
     try:
@@ -52,7 +55,13 @@ async def post_order(request: Request) -> Response:
         return JSONResponse({"error": str(error)}, 422)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return JSONResponse({"error": f"not JSON: {error}"}, 400)
-    id_ = await run_in_threadpool(place, order, datetime.now(UTC).date())
+    try:
+        id_ = await run_in_threadpool(place, order, datetime.now(UTC).date())
+    except QueueFull as full:
+        seconds = str(ceil(full.retry_after.total_seconds()))
+        return JSONResponse(
+            {"error": f"too many orders, try again in {seconds} s"}, 429, {"retry-after": seconds}
+        )
     return JSONResponse({"id": id_}, 201, {"location": f"/orders/{id_}"})
 
 
@@ -71,6 +80,9 @@ def place(new: NewOrder, today: date) -> int:
             items=new.items,
             dollars=new.dollars,
             bought=today,
+        )
+        refresh_recommendations.using(dedup_key=new.customer, dedup_window="live").enqueue(
+            session, new.customer
         )
         return order.id
 

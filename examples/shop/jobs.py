@@ -1,6 +1,6 @@
 """What happens after an order: the worker runs this file.
 
-pgqueue-worker examples.shop.jobs:app --queues mail
+pgqueue-worker examples.shop.jobs:app --queues mail,recommendations
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import time
 from decimal import Decimal
 
 import msgspec
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from examples.shop.models import Receipt, Repeat, begin
+from examples.shop.models import Order, Receipt, Recommendation, Repeat, begin
 from pgqueue import App, Permanent
 
 app = App()
@@ -45,3 +46,25 @@ def send_receipt(order: ReceiptFor) -> None:
         )
         if session.scalar(receipt.on_conflict_do_nothing().returning(Receipt.id)) is None:
             session.add(Repeat(what="receipt", order_id=order.order_id))
+
+
+@app.job("refresh-recommendations", queue="recommendations", sheddable=True)
+def refresh_recommendations(customer: str) -> None:
+    """Sum up what a customer has bought.
+
+    Worth doing, but not worth waiting for: while its queue is full the job is dropped, and the next order makes up.
+    """
+    with begin() as session:
+        bought = select(Order.customer, func.count(), func.sum(Order.dollars)).group_by(Order.customer)
+        sums = insert(Recommendation).from_select(
+            ["customer", "orders", "dollars"], bought.where(Order.customer == customer)
+        )
+        session.execute(
+            sums.on_conflict_do_update(
+                index_elements=[Recommendation.customer],
+                set_={
+                    "orders": sums.excluded.orders, "dollars": sums.excluded.dollars,
+                    "refreshed_at": func.clock_timestamp(),
+                },
+            )
+        )  # fmt: skip

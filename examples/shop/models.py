@@ -61,6 +61,17 @@ class Parcel(Base):
     received_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())
 
 
+class Recommendation(Base):
+    """What a customer is shown next is chosen by this; made anew from the orders, so it may be late or left out."""
+
+    __tablename__ = "recommendations"
+
+    customer: Mapped[str] = mapped_column(primary_key=True)
+    orders: Mapped[int]
+    dollars: Mapped[Decimal]
+    refreshed_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())
+
+
 class Repeat(Base):
     """A job that ran again, or an event that came again, and changed nothing."""
 
