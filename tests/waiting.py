@@ -9,6 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: How much slower than the machine on which the tests' timeouts were chosen a machine may be.
+PATIENCE = 4
+
 
 def chaos(short: int, long: int) -> int:
     """Return how much of a random test to run: the short part in the suite, the long one under `make chaos`."""
@@ -16,13 +19,13 @@ def chaos(short: int, long: int) -> int:
 
 
 def eventually(predicate: Callable[[], T | None], timeout: float = 20.0, *, look: float = 0.02) -> T:
-    """Call the predicate until it returns something true, and return that; fail when the time is over."""
-    deadline = time.monotonic() + timeout
+    """Call the predicate until it returns something true, and return that; fail after PATIENCE times the timeout."""
+    deadline = time.monotonic() + PATIENCE * timeout
     while True:
         seen = predicate()
         if seen:
             return seen
         if time.monotonic() >= deadline:
             name = getattr(predicate, "__name__", repr(predicate))
-            raise AssertionError(f"not within {timeout} s: {name} (last value: {seen!r})")
+            raise AssertionError(f"not within {PATIENCE * timeout} s: {name} (last value: {seen!r})")
         time.sleep(look)

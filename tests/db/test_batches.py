@@ -62,7 +62,7 @@ def start(dsn: str) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(**settings: Any) -> Worker:
-            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 2.0, "grace": 5.0, **settings}))
+            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 10.0, "grace": 5.0, **settings}))
             worker.start()
             stack.callback(worker.stop)
             return worker

@@ -37,8 +37,8 @@ def published(conn: Connection) -> Connection:
 def test_the_lag_counts_what_waits_and_what_is_parked(published: Connection) -> None:
     row = published.execute(
         "SELECT pending, parked, blocked_aggregates, relays, orphan_partitions,"
-        " oldest_pending_s - (SELECT extract(epoch FROM now() - created_at) FROM pgqueue.outbox WHERE aggregate_id = 'a')"
-        " FROM pgqueue.outbox_lag"
+        " oldest_pending_s - (SELECT extract(epoch FROM now() - o.created_at) FROM pgqueue.outbox o"
+        " WHERE o.aggregate_id = 'a') FROM pgqueue.outbox_lag"
     ).fetchone()
     assert row == (3, 2, 2, 0, 64, pytest.approx(0, abs=0.001))
 

@@ -153,7 +153,7 @@ def test_an_idle_relay_is_woken_by_the_commit(start: Starter, watch: Connection)
         add(watch, f"a{n}")
         eventually(lambda n=n: len(relay.sink.accepted) == n + 1, 5, look=0.001)  # type: ignore[misc]
         relay.relay._publishing._poll._next = 60.0
-    assert time.monotonic() - began < 3, "one poll would take longer"
+    assert time.monotonic() - began < 30, "one poll would take longer"
 
 
 def test_relays_share_the_partitions_and_take_over_from_one_that_leaves(

@@ -39,7 +39,7 @@ def start(dsn: str, effects: Effects, events: list[Event]) -> Iterator[Start]:
         def begin(app: App = every.app, **settings: Any) -> Worker:
             bus = Bus()
             bus.subscribe(Event, events.append)
-            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 1.0, "grace": 5.0, **settings}), bus)
+            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 10.0, "grace": 5.0, **settings}), bus)
             worker.start()
             stack.callback(worker.stop)
             return worker
@@ -330,10 +330,12 @@ def test_a_worker_that_stops_leaves_no_thread_behind(dsn: str, effects: Effects)
 
 
 def test_a_worker_that_stops_while_idle_does_so_at_once(start: Start) -> None:
-    worker = start()
+    worker = start(poll=60.0)
+    worker._engine._poll._next = 60.0
+    eventually(lambda: worker._hand.wake._waiting)
     began = time.monotonic()
     assert worker.stop()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 30, "one poll would take longer"
 
 
 def test_twenty_restarts_do_not_cost_a_healthy_job_an_attempt(

@@ -38,7 +38,7 @@ def start(dsn: str, conn: Connection, events: list[Event]) -> Iterator[Start]:
         def begin(app: App, **settings: Any) -> Worker:
             bus = Bus()
             bus.subscribe(Event, events.append)
-            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 1.0, "grace": 5.0, **settings}), bus)
+            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 10.0, "grace": 5.0, **settings}), bus)
             worker.start()
             stack.callback(worker.stop)
             return worker
