@@ -60,6 +60,15 @@ class Observation:
     cost: float
 
 
+class Lane(NamedTuple):
+    """A lane that was taken: its level, its position, its queue and key."""
+
+    level: int
+    pos: int
+    queue: str
+    key: str
+
+
 class Paused(NamedTuple):
     """Paused queues, paused names of job types, and queues with a limit or a rate (see `pgqueue.limits`)."""
 
@@ -151,6 +160,26 @@ def lane_claim(
     return Statement(_SQL["lane_claim"], params, _jobs)
 
 
+def lane_take(
+    scope: Scope, floors: Sequence[int], lanes: int, lease: int, visibility: timedelta
+) -> Statement[list[Lane]]:
+    """Take lanes of a backlog; `lane_jobs` is to follow in the transaction. The scope is that of `claim_backlog`."""
+    params = {
+        "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
+        "k": lanes, "lease": lease, "visibility": visibility, "order": list(dict.fromkeys(scope.queues)),
+    }  # fmt: skip
+    return Statement(_SQL["lane_take"], params, _lanes)
+
+
+def lane_jobs(scope: Scope, size: LaneSize, lease: int, visibility: timedelta) -> Statement[list[Claimed]]:
+    """Claim the oldest jobs of the lanes that `lane_take` has taken; lanes without any are free again."""
+    params = {
+        "names": scope.names, "m": size.depth, "total": size.total, "lease": lease, "visibility": visibility,
+        "order": list(dict.fromkeys(scope.queues)),
+    }  # fmt: skip
+    return Statement(_SQL["lane_jobs"], params, _jobs)
+
+
 def lane_release(
     lanes: Sequence[tuple[str, str]], lease: int, wait: float, places: Sequence[int | None] | None = None
 ) -> Statement[int]:
@@ -195,6 +224,10 @@ def _params(scope: Scope, n: int, lease: int, visibility: timedelta) -> dict[str
 
 def _jobs(rows: Sequence[Row]) -> list[Claimed]:
     return [Claimed._make(row) for row in rows]
+
+
+def _lanes(rows: Sequence[Row]) -> list[Lane]:
+    return [Lane._make(row) for row in rows if row[0]]
 
 
 def _paused(rows: Sequence[Row]) -> Paused:

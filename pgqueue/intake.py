@@ -136,13 +136,13 @@ class Intake:
         if not lanes or not levels:
             return None
         now = time.monotonic()
-        if now - self._looked_whole_at > self._settings.sweep:
+        if whole := now - self._looked_whole_at > self._settings.sweep:
             self._looked_whole_at = now
             self._lane_floors = [0] * len(self._lane_floors)
         wish = self._wish(levels, lanes, self._lane_floors)
         return LaneWish(
             levels=levels, scope=wish.scope, starts=wish.starts, lanes=lanes, depth=depth, total=total,
-            backlog=self._routing.enough and total >= BACKLOG, route=self._routing.due(now),
+            backlog=self._routing.enough and total >= BACKLOG, whole=whole, route=self._routing.due(now),
         )  # fmt: skip
 
     def sweep_wish(self, queues: Collection[str], n: int) -> Wish:
@@ -199,12 +199,14 @@ class Intake:
         """Shelve the jobs of a lane claim, one item a lane; return how many lanes came."""
         self._routing.took(list(wish.route), out.routed, settled, time.monotonic())
         jobs = sorted(self.numbered(wish, out.lane_jobs), key=_ID)
+        lanes = {(lane.queue, lane.key): (wish.levels[lane.level - 1] + 1, lane.pos) for lane in out.lanes}
         holds: dict[int, LaneHold] = {}  # no two lanes have one position
         for job in jobs:
-            hold = holds.get(job.pos)
+            queue, key = self._levels[job.level][0], job.key or ""
+            level, pos = lanes[queue, key] if lanes else (job.level, job.pos)
+            hold = holds.get(pos)
             if hold is None:
-                queue = self._levels[job.level][0]
-                hold = holds[job.pos] = LaneHold(queue, job.key or "", job.lease, job.level, job.pos)
+                hold = holds[pos] = LaneHold(queue, key, job.lease, level, pos)
             hold.jobs.append(job)
         self._hold(jobs)
         for pos, hold in holds.items():

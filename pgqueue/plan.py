@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from pgqueue.claim import Answer, Observation, Scope
+from pgqueue.claim import Answer, Lane, Observation, Scope
 from pgqueue.job import Claimed
 from pgqueue.pipeline import Pending, Pipeline
 from pgqueue.results import Results
@@ -34,8 +34,8 @@ class Wish:
 class LaneWish:
     """One claim of lanes.
 
-    `backlog`: the last one found all it asked for. `route`: the queues to look for new keys in before it, each with its
-    floor of routing.
+    `backlog`: the last one found all it asked for. `whole`: it is to look at lanes of every kind, and wake those whose
+    time has come. `route`: the queues to look for new keys in before it, each with its floor of routing.
     """
 
     levels: list[int]
@@ -45,6 +45,7 @@ class LaneWish:
     depth: int
     total: int
     backlog: bool = False
+    whole: bool = True
     route: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -97,6 +98,8 @@ class Outcomes:
 
     answers: list[Answer] = field(default_factory=list)
     lane_jobs: list[Claimed] = field(default_factory=list)
+    #: The lanes of these jobs, where their positions are not those of their lanes.
+    lanes: list[Lane] = field(default_factory=list)
     routed: list[Row] = field(default_factory=list)
     observation: Observation | None = None
     sweep: list[str] = field(default_factory=list)
@@ -116,6 +119,7 @@ class Sent:
     claimed: list[Pending[Answer]] = field(default_factory=list)
     keyed: Pending[bool] | None = None
     lanes: Pending[list[Claimed]] | None = None
+    taken: Pending[list[Lane]] | None = None
     routed: Pending[list[Row]] | None = None
     lanes_back: list[tuple[list[LaneHold], Pending[int]]] = field(default_factory=list)
     turned: Pending[list[str]] | None = None
@@ -129,6 +133,7 @@ class Sent:
         return Outcomes(
             answers=answers,
             lane_jobs=self.lanes.result() if self.lanes else [],
+            lanes=self.taken.result() if self.taken else [],
             routed=self.routed.result() if self.routed else [],
             observation=self.seen.result() if self.seen else None,
             sweep=self.turned.result() if self.turned else [],

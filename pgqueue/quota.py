@@ -7,6 +7,7 @@ their own, so that a full hand of bulk jobs never keeps a critical one out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -105,7 +106,7 @@ class Quota:
         if self.per_job is None:
             return queues, min(room, self._settings.concurrency), 1, room
         depth = max(1, min(MAX_CLAIM, int(LANE_AHEAD / self.per_job)))
-        lanes = max(self._settings.concurrency, 1 + int(room / min(depth, self._per_lane)))
+        lanes = max(self._settings.concurrency, math.ceil(room / min(depth, self._per_lane)))
         return queues, min(room, lanes), depth, room
 
     def room(self, queue: str) -> int:

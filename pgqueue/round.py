@@ -30,7 +30,9 @@ from pgqueue.claim import (
     horizon,
     keyed,
     lane_claim,
+    lane_jobs,
     lane_release,
+    lane_take,
     lanes_mine,
     route,
     suspects,
@@ -41,7 +43,7 @@ from pgqueue.heartbeat import idle
 from pgqueue.job import Buried, Claim, Claimed, Completed, Dropped, Released, Retried, Snoozed
 from pgqueue.ledger import Keyed, applied, apply, hold, take
 from pgqueue.pipeline import Pending, Pipeline
-from pgqueue.plan import Flight, Outcomes, Plan, Sent, Wish
+from pgqueue.plan import Flight, LaneWish, Outcomes, Plan, Sent, Wish
 from pgqueue.results import Results, by_claim, by_lease
 from pgqueue.shelf import LaneHold
 from pgqueue.turn import postpone, sweep_turn
@@ -220,10 +222,7 @@ class Rounds:
         sent.ends = self._send_ends(p, plan.results)
         self._send_claims(p, plan, sent)
         if (lanes := plan.lane_wish) is not None:
-            size = LaneSize(lanes=lanes.lanes, depth=lanes.depth, total=lanes.total)
-            sent.lanes = p.send(
-                lane_claim(lanes.scope, lanes.starts, size, self._leases.new(), self._visibility)
-            )
+            self._send_lanes(p, lanes, sent)
         for (lease, wait), holds in by_lease(plan.results.lanes).items():
             lanes_back = [(hold.queue, hold.key) for hold in holds]
             given = p.send(lane_release(lanes_back, lease, wait, [hold.pos for hold in holds]))
@@ -244,6 +243,14 @@ class Rounds:
                 sent.claimed.append(p.send(claim(*what, plan.route_floors)))
         if plan.keyed and plan.wishes and plan.wishes[-1].backlog:
             sent.keyed = p.send(keyed(plan.route_floors))
+
+    def _send_lanes(self, p: Pipeline, wish: LaneWish, sent: Sent) -> None:
+        size, lease = LaneSize(lanes=wish.lanes, depth=wish.depth, total=wish.total), self._leases.new()
+        if wish.backlog and not wish.whole:
+            sent.taken = p.send(lane_take(wish.scope, wish.starts, size.lanes, lease, self._visibility))
+            sent.lanes = p.send(lane_jobs(wish.scope, size, lease, self._visibility))
+        else:
+            sent.lanes = p.send(lane_claim(wish.scope, wish.starts, size, lease, self._visibility))
 
     def _send_ack(self, p: Pipeline, done: list[Claimed], sent: Sent, *, skip: bool = False) -> None:
         if done:

@@ -34,6 +34,8 @@ class Routing:
         if not (self.enough and brief and self._behind):
             return dict(self._floors.route)
         left = {queue for queue, at in self._behind.items() if now - at < self._period}
+        # A round that is sent before the answer does not ask again.
+        self._behind |= dict.fromkeys(self._behind.keys() - left, now)
         return {queue: floor for queue, floor in self._floors.route.items() if queue not in left}
 
     def took(self, queues: Sequence[str], rows: Sequence[Row], settled: int, now: float) -> None:

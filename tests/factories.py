@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from pgqueue.claim import (
     Answer,
@@ -24,7 +25,9 @@ from pgqueue.claim import (
     claim_few,
     keyed,
     lane_claim,
+    lane_jobs,
     lane_release,
+    lane_take,
     route,
     suspects,
 )
@@ -301,20 +304,37 @@ class Holder:
         visibility: timedelta = MINUTE,
         routing: bool = True,
     ) -> list[Claimed]:
-        """Route, then claim lanes and jobs of them; return the jobs by id."""
+        """Route, then claim lanes and jobs of them; return the jobs by id.
+
+        With `backlog`, common lanes as in a backlog first, then what is left, as a worker does in two rounds.
+        """
         of = of or scope()
         if routing:
             self.route(*dict.fromkeys(of.queues))
-        found = self.run(
-            lane_claim(
-                of,
-                [0] * len(of.queues),
-                LaneSize(lanes=lanes, depth=depth, total=total),
-                self.leases.new(),
-                visibility,
-            )
-        )
+        size = LaneSize(lanes=lanes, depth=depth, total=total)
+        found = self.lane_backlog(size, of, visibility) if self.backlog else []
+        left = LaneSize(lanes=lanes - len({job.pos for job in found}), depth=depth, total=total - len(found))
+        if left.lanes and left.total:
+            rest = self.run(lane_claim(of, [0] * len(of.queues), left, self.leases.new(), visibility))
+            found += rest
         return sorted(found, key=lambda job: job.id)
+
+    def lane_backlog(
+        self, size: LaneSize, of: Scope | None = None, visibility: timedelta = MINUTE
+    ) -> list[Claimed]:
+        """Claim common lanes of a backlog and jobs of them; return the jobs, with the positions of their lanes."""
+        of, lease = of or scope(), self.leases.new()
+        whole = scope(dict.fromkeys(of.queues), of.names, range(10))
+        before = self.connection.info.transaction_status
+        if before == TransactionStatus.IDLE:
+            self.begin()
+        taken = self.run(lane_take(whole, [0] * len(whole.queues), size.lanes, lease, visibility))
+        found = self.run(lane_jobs(whole, size, lease, visibility))
+        if before == TransactionStatus.IDLE:
+            self.commit()
+        queues = dict(enumerate(dict.fromkeys(of.queues)))
+        places = {(lane.queue, lane.key): lane.pos for lane in taken}
+        return [job._replace(pos=places[queues[(job.level - 1) // 10], job.key or ""]) for job in found]
 
     def give_back(self, lane: tuple[str, str], lease: int, wait: float = 0.0) -> None:
         """Give a (queue, key) lane back."""

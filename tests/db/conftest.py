@@ -23,14 +23,20 @@ def database(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
+def backlog() -> bool:
+    """Tell whether the workers claim as they do in a backlog; a module whose tests run both ways overrides it."""
+    return False
+
+
+@pytest.fixture
+def a(dsn: str, backlog: bool) -> Iterator[Holder]:
+    with Holder(dsn, 1, backlog=backlog) as holder:
         yield holder
 
 
 @pytest.fixture
-def b(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 2) as holder:
+def b(dsn: str, backlog: bool) -> Iterator[Holder]:
+    with Holder(dsn, 2, backlog=backlog) as holder:
         yield holder
 
 

@@ -26,6 +26,11 @@ from tests.factories import (
 )
 
 
+@pytest.fixture(params=[False, True], ids=["claim", "backlog"])
+def backlog(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)

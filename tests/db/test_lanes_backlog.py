@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from pgqueue.claim import LaneSize, lane_jobs, lane_take
 from pgqueue.floors import WINDOW
 from pgqueue.job import Claimed
 from pgqueue.plan import LaneWish, Outcomes, Plan, Wish
@@ -15,18 +16,17 @@ from pgqueue.results import Results
 from pgqueue.shelf import LaneHold
 from tests.db.test_claim_names import Desk
 from tests.db.test_flights import Pilot
-from tests.factories import QUEUE, Connection, Holder, enqueue, scope, wipe
+from tests.factories import MINUTE, QUEUE, Connection, Holder, enqueue, scope, wipe
+
+
+@pytest.fixture(params=[False, True], ids=["claim", "backlog"])
+def backlog(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
 
 
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)
-
-
-@pytest.fixture
-def a(dsn: str) -> Iterator[Holder]:
-    with Holder(dsn, 1) as holder:
-        yield holder
 
 
 def keys(jobs: list[Claimed]) -> str:
@@ -77,12 +77,98 @@ def test_two_claims_at_once_share_the_lanes_out(conn: Connection, dsn: str, a: H
         enqueue(conn, 2, key=key)
     conn.commit()
     a.route()
-    with Holder(dsn, 2) as b:
+    with Holder(dsn, 2, backlog=a.backlog) as b:
+        b.connection.execute("SET lock_timeout = '5s'")
         a.begin()
         mine = a.lanes(3, 5, routing=False)
         theirs = b.lanes(100, 5, routing=False)
         a.commit()
     assert (keys(mine), keys(theirs)) == ("aabbcc", "ddeeff")
+
+
+def positions(conn: Connection) -> dict[str, tuple[int, bool]]:
+    rows = conn.execute("SELECT key, pos, lease <> 0 FROM pgqueue.lane").fetchall()
+    conn.rollback()
+    return {str(key): (int(pos), bool(held)) for key, pos, held in rows}
+
+
+def test_a_claim_of_a_backlog_stops_at_a_lane_of_another_kind(conn: Connection, dsn: str) -> None:
+    for key in "abcde":
+        enqueue(conn, 2, key=key)
+    conn.commit()
+    with Holder(dsn, 1) as a:
+        a.route()
+        conn.execute("UPDATE pgqueue.lane SET lost = 1 WHERE key = 'c'")
+        conn.commit()
+        assert keys(a.lane_backlog(LaneSize(lanes=4, depth=2, total=100))) == "aabb"
+        assert a.lane_backlog(LaneSize(lanes=4, depth=2, total=100)) == []
+    assert {key for key, (_, held) in positions(conn).items() if held} == set("ab")
+
+
+def test_a_lane_whose_next_job_has_a_name_that_is_not_known_here_is_left_alone(
+    conn: Connection, dsn: str
+) -> None:
+    enqueue(conn, 1, key="a", name="else")
+    enqueue(conn, 2, key="b")
+    conn.commit()
+    with Holder(dsn, 1) as a:
+        a.route()
+        assert keys(a.lane_backlog(LaneSize(lanes=1, depth=2, total=100))) == "bb"
+
+
+def test_lanes_whose_turn_does_not_come_stay_where_they_were(conn: Connection, dsn: str) -> None:
+    for key in "abcd":
+        enqueue(conn, 3, key=key)
+    conn.commit()
+    with Holder(dsn, 1) as a:
+        a.route()
+        before = positions(conn)
+        first = a.lane_backlog(LaneSize(lanes=4, depth=3, total=4))
+        assert keys(first) == "aaab"
+        assert [job.pos for job in first] == [before[key][0] for key in "aaab"]
+        after = positions(conn)
+        assert {key: pos for key, (pos, _) in after.items()} == {key: pos for key, (pos, _) in before.items()}
+        assert {key for key, (_, held) in after.items() if held} == set("ab")
+        assert keys(a.lane_backlog(LaneSize(lanes=4, depth=3, total=4))) == "cccd"
+
+
+def test_a_key_that_waits_for_a_person_is_not_handed_out_by_a_lane_that_does_not_know_it(
+    conn: Connection, dsn: str
+) -> None:
+    enqueue(conn, 2, key="a")
+    enqueue(conn, 2, key="b")
+    conn.execute(
+        "INSERT INTO pgqueue.dead_job (id, name, queue, key, priority, attempt, lost, payload, enqueued_at,"
+        " reason, blocks) VALUES (-1, 'work', 'default', 'a', 5, 1, 0, 'null', now(), 'permanent', true)"
+    )
+    conn.commit()
+    with Holder(dsn, 1) as a:
+        a.route()
+        assert keys(a.lane_backlog(LaneSize(lanes=4, depth=2, total=4))) == "bb"
+    assert positions(conn)["a"][1] is False
+
+
+def test_what_became_of_a_key_before_its_lane_was_taken_is_seen_when_its_jobs_are(
+    conn: Connection, dsn: str
+) -> None:
+    """One statement would hand out by what it saw before it had the lane; here a job comes in front between the two."""
+    enqueue(conn, 1, key="a")
+    (late,) = enqueue(conn, 1, key="a", delay=MINUTE)
+    (last,) = enqueue(conn, 1, key="a")
+    conn.commit()
+    size = LaneSize(lanes=1, depth=3, total=3)
+    whole = scope(priorities=range(10))
+    with Holder(dsn, 1) as a:
+        a.route()
+        a.begin()
+        assert len(a.run(lane_take(whole, [0] * 10, 1, 7, MINUTE))) == 1
+        conn.execute(
+            "UPDATE pgqueue.job SET run_at = NULL, pos = nextval('pgqueue.pos_seq') WHERE id = %s", [late]
+        )
+        conn.commit()
+        jobs = a.run(lane_jobs(whole, size, 7, MINUTE))
+        a.commit()
+    assert [job.id for job in sorted(jobs, key=lambda job: job.id)][1:] == [late, last]
 
 
 def lane_wish(total: int = 100, depth: int = 20) -> LaneWish:
@@ -242,12 +328,18 @@ def test_keys_of_a_long_backlog_are_routed_now_and_then_while_lanes_give_enough(
     wish, out = desk.lanes()
     assert (wish.route, wish.backlog, [row[1] for row in out.routed]) == ({QUEUE: 0}, False, [WINDOW])
     wish, out = desk.lanes()
-    assert (wish.route, out.routed, wish.backlog) == ({}, [], True)
+    assert (wish.route, out.routed, wish.backlog, wish.whole) == ({}, [], True, False)
+    places = {lane.key: (QUEUE, lane.key, lane.pos) for lane in out.lanes}
+    new = {places[job.key or ""] for job in out.lane_jobs}
+    assert new
+    assert new < desk.hand.lanes.keys()
+    assert max(pos for _, _, pos in new) == max(desk.intake._lane_floors)
     routing = desk.intake._routing
     floor = desk.intake.floors.route[QUEUE]
     now = time.monotonic()
     assert routing.due(now) == {}
     assert routing.due(now + 0.6) == {QUEUE: floor}
+    assert routing.due(now + 0.7) == {}  # the round behind that one
     routing.enough = False  # lanes run short
     assert routing.due(now) == {QUEUE: floor}
     routing.enough = True
@@ -285,4 +377,4 @@ def test_as_many_lanes_are_locked_as_their_jobs_are_worth(conn: Connection, a: H
     desk.hand.lanes.clear()
     second = desk.intake.lane_wish()
     assert second is not None
-    assert (second.lanes, second.total) == (51, 500)
+    assert (second.lanes, second.total) == (50, 500)

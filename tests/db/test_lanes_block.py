@@ -38,6 +38,11 @@ from tests.factories import (
 from tests.waiting import eventually
 
 
+@pytest.fixture(params=[False, True], ids=["claim", "backlog"])
+def backlog(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
 def dsn(database: str) -> str:
     wipe(database)

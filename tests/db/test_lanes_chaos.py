@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from pgqueue.claim import LaneSize, lane_claim, lane_release, route
+from pgqueue.claim import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, route
 from pgqueue.finish import Failed, ack, bury, release, retry
 from pgqueue.job import Claimed
 from pgqueue.pipeline import Pipeline
@@ -119,7 +119,7 @@ class Crew:
         self.history = history
         self.rng = random.Random(seed)
         self.lock = lock
-        self.of = scope(queues=QUEUES, priorities=(1, 5))
+        self.of = scope(queues=QUEUES, priorities=range(10))
         self.calm = False
 
     def round(self) -> int:
@@ -136,7 +136,12 @@ class Crew:
             p.send(promote(LONG_AGO, timedelta(0)))
             p.commit()
             p.begin()
-            taken = p.send(lane_claim(self.of, [0] * len(self.of.queues), size, lease, LEASE))
+            floors = [0] * len(self.of.queues)
+            if rng.random() < 0.5:  # as in a backlog; what only the other form can do waits for it
+                p.send(lane_take(self.of, floors, size.lanes, lease, LEASE))
+                taken = p.send(lane_jobs(self.of, size, lease, LEASE))
+            else:
+                taken = p.send(lane_claim(self.of, floors, size, lease, LEASE))
             p.run("ROLLBACK") if not self.calm and rng.random() < 0.05 else p.commit()
         if holder.connection.info.transaction_status.value:
             raise AssertionError("the round left its transaction open")

@@ -36,6 +36,11 @@ ANALYZE pgqueue.lane, pgqueue.job;
 """
 
 
+@pytest.fixture(params=[False, True], ids=["claim", "backlog"])
+def backlog(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
 def dsn(database: str) -> str:
     return wipe(database)

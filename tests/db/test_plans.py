@@ -23,7 +23,9 @@ from pgqueue.claim import (
     horizon,
     keyed,
     lane_claim,
+    lane_jobs,
     lane_release,
+    lane_take,
     lanes_mine,
     route,
     suspects,
@@ -53,6 +55,7 @@ HELD = [Claim(id=1, lease=5), Claim(id=2, lease=5)]
 TWO_CLAIMS = [Claim(id=1, lease=5), Claim(id=2, lease=6)]
 OF = scope(queues=(QUEUE, "mail"), priorities=range(10))
 LEVELS = len(OF.queues)
+SIZE = LaneSize(lanes=25, depth=20, total=100)
 FAILURES = [Failed(claim=HELD[0], outcome=retried())]
 LEDGER = timedelta(days=7)
 
@@ -63,6 +66,8 @@ STATEMENTS: dict[str, tuple[Callable[[], Statement[Any]], set[str]]] = {
     "keyed": (lambda: keyed({QUEUE: 0, "mail": 0}), {"job_route"}),
     "suspects": (lambda: suspects(OF, [EVERYTHING] * LEVELS, 8, 7, MINUTE, low=0, high=0), {"job_ready"}),
     "suspects_alone": (lambda: suspects_alone(OF, [EVERYTHING] * LEVELS), {"job_ready"}),
+    "lane_take": (lambda: lane_take(OF, [0] * LEVELS, 25, 7, MINUTE), {"lane_ready"}),
+    "lane_jobs": (lambda: lane_jobs(OF, SIZE, 7, MINUTE), {"job_lane", "lane_pkey"}),
     "lanes_mine": (lambda: lanes_mine([(QUEUE, "k1", 1)], 5), {"lane_pkey"}),
     "horizon": (horizon, set()),
     "ack": (lambda: ack(TWO_CLAIMS), {"job_pkey"}),
