@@ -1,8 +1,8 @@
 """Claim: ready jobs become in flight, under a new lease.
 
-The order inside a worker's round is ack, claim, lane_claim, lane_release, all in one READ COMMITTED transaction;
-route runs before it in its own. Everything locks with SKIP LOCKED, so no claim ever waits. Each row comes back as
-a `Claimed`; the answer of `claim` also tells how far it looked (see `pgqueue.floors`).
+The order inside a worker's round is ack, claim, lanes (`pgqueue.lanes`), all in one READ COMMITTED transaction.
+Everything locks with SKIP LOCKED, so no claim ever waits. Each row comes back as a `Claimed`; the answer of `claim`
+also tells how far it looked (see `pgqueue.floors`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from pgqueue.job import Claimed
-from pgqueue.statement import Row, Statement, load, nothing, scalar, table
+from pgqueue.statement import Row, Statement, load, nothing, scalar
 
 _SQL = load("pgqueue", "claim")
 _PLACE = itemgetter(0, 1)
@@ -28,15 +28,6 @@ class Scope:
     queues: list[str]
     priorities: list[int]
     names: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneSize:
-    """How many lanes to take, how many jobs of each at most, how many jobs in all at most."""
-
-    lanes: int
-    depth: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +49,6 @@ class Observation:
     last: int
     holders: list[str]
     cost: float
-
-
-class Lane(NamedTuple):
-    """A lane that was taken: its level, its position, its queue and key."""
-
-    level: int
-    pos: int
-    queue: str
-    key: str
 
 
 class Paused(NamedTuple):
@@ -144,65 +126,6 @@ def suspects_alone(scope: Scope, ceilings: Sequence[int]) -> Statement[bool]:
     return Statement(_SQL["suspects_alone"], params, scalar)
 
 
-def route(floors: Mapping[str, int]) -> Statement[list[Row]]:
-    """Make sure that every key above the floors has its lane; rows (queue number from 1, examined, last pos)."""
-    return Statement(_SQL["route"], {"queues": list(floors), "floors": list(floors.values())}, table)
-
-
-def lane_claim(
-    scope: Scope, floors: Sequence[int], size: LaneSize, lease: int, visibility: timedelta
-) -> Statement[list[Claimed]]:
-    """Take lanes and the oldest jobs of each; a job's `pos` is its lane's."""
-    params = {
-        "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
-        "k": size.lanes, "m": size.depth, "total": size.total, "lease": lease, "visibility": visibility,
-    }  # fmt: skip
-    return Statement(_SQL["lane_claim"], params, _jobs)
-
-
-def lane_take(
-    scope: Scope, floors: Sequence[int], lanes: int, lease: int, visibility: timedelta
-) -> Statement[list[Lane]]:
-    """Take lanes of a backlog; `lane_jobs` is to follow in the transaction. The scope is that of `claim_backlog`."""
-    params = {
-        "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
-        "k": lanes, "lease": lease, "visibility": visibility, "order": list(dict.fromkeys(scope.queues)),
-    }  # fmt: skip
-    return Statement(_SQL["lane_take"], params, _lanes)
-
-
-def lane_jobs(scope: Scope, size: LaneSize, lease: int, visibility: timedelta) -> Statement[list[Claimed]]:
-    """Claim the oldest jobs of the lanes that `lane_take` has taken; lanes without any are free again."""
-    params = {
-        "names": scope.names, "m": size.depth, "total": size.total, "lease": lease, "visibility": visibility,
-        "order": list(dict.fromkeys(scope.queues)),
-    }  # fmt: skip
-    return Statement(_SQL["lane_jobs"], params, _jobs)
-
-
-def lane_release(
-    lanes: Sequence[tuple[str, str]], lease: int, wait: float, places: Sequence[int | None] | None = None
-) -> Statement[int]:
-    """Give back (queue, key) lanes held under one lease, claimable again after `wait` seconds; returns how many.
-
-    `places` are the lanes' positions, which tell the slots of a key apart; None = all that the lease holds. A lane
-    that somebody has locked is passed: `lanes_mine` tells.
-    """
-    params = {
-        "queues": [queue for queue, _ in lanes], "keys": [key for _, key in lanes], "lease": lease,
-        "places": list(places) if places is not None else [None] * len(lanes),
-        "wait": timedelta(seconds=wait),
-    }  # fmt: skip
-    return Statement(_SQL["lane_release"], params, scalar)
-
-
-def lanes_mine(lanes: Sequence[tuple[str, str, int]], lease: int) -> Statement[list[Row]]:
-    """Return which of these (queue, key, position) lanes the lease still holds. Takes no lock."""
-    queues, keys, places = ([lane[part] for lane in lanes] for part in range(3))
-    params = {"queues": queues, "keys": keys, "places": places, "lease": lease}
-    return Statement(_SQL["lanes_mine"], params, table)
-
-
 def horizon() -> Statement[Observation]:
     """Observe the sequence: last number, then holders. Belongs after the snapshot whose rows it is to vouch for."""
     return Statement(
@@ -224,10 +147,6 @@ def _params(scope: Scope, n: int, lease: int, visibility: timedelta) -> dict[str
 
 def _jobs(rows: Sequence[Row]) -> list[Claimed]:
     return [Claimed._make(row) for row in rows]
-
-
-def _lanes(rows: Sequence[Row]) -> list[Lane]:
-    return [Lane._make(row) for row in rows if row[0]]
 
 
 def _paused(rows: Sequence[Row]) -> Paused:

@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import psycopg
 
-from pgqueue.claim import Answer, LaneSize, claim, lane_claim, route
+from pgqueue.claim import Answer, claim
 from pgqueue.config import MAX_CLAIM, WorkerSettings
 from pgqueue.hand import Hand
 from pgqueue.intake import Intake
 from pgqueue.job import Claimed
+from pgqueue.lanes import LaneSize, lane_claim, route
 from pgqueue.limits import adopt, gate, gate_pass
 from pgqueue.pipeline import Pending, Pipeline
 from pgqueue.plan import LaneWish, Outcomes, Wish

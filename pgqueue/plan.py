@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from pgqueue.claim import Answer, Lane, Observation, Scope
+from pgqueue.claim import Answer, Observation, Scope
 from pgqueue.job import Claimed
+from pgqueue.lanes import Lane
 from pgqueue.pipeline import Pending, Pipeline
 from pgqueue.results import Results
 from pgqueue.shelf import LaneHold

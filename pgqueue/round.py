@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -22,30 +22,25 @@ from pgqueue import batch
 from pgqueue.budget import Report, draw
 from pgqueue.claim import (
     Answer,
-    LaneSize,
     claim,
     claim_backlog,
     claim_few,
     claiming,
     horizon,
     keyed,
-    lane_claim,
-    lane_jobs,
-    lane_release,
-    lane_take,
-    lanes_mine,
-    route,
     suspects,
     suspects_alone,
 )
 from pgqueue.finish import Failed, ack, bury, complete, drop, nudge, release, retry, snooze, still_mine
 from pgqueue.heartbeat import idle
 from pgqueue.job import Buried, Claim, Claimed, Completed, Dropped, Released, Retried, Snoozed
+from pgqueue.lanes import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, lanes_mine, route
 from pgqueue.ledger import Keyed, applied, apply, hold, take
 from pgqueue.pipeline import Pending, Pipeline
 from pgqueue.plan import Flight, LaneWish, Outcomes, Plan, Sent, Wish
 from pgqueue.results import Results, by_claim, by_lease
 from pgqueue.shelf import LaneHold
+from pgqueue.statement import Statement
 from pgqueue.turn import postpone, sweep_turn
 
 #: Nobody else's lock may stop a round for longer.
@@ -107,8 +102,7 @@ class Rounds:
         sent, p = Sent(), Pipeline(self.connection)
         ready = p.load(claiming()) is not None
         for wish in plan.wishes:
-            what = (wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility)
-            claimed = p.load(claim_few(*what))
+            claimed = p.load(self._statement(wish, plan.route_floors))
             ready = ready and claimed is not None
             if claimed is not None:
                 sent.claimed.append(claimed)
@@ -143,9 +137,7 @@ class Rounds:
             p.begin()
             p.run(BRIEFLY)
             if wish.n > 0 and wish.levels and not alone:
-                late = p.send(
-                    claim(wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility, {})
-                )
+                late = p.send(self._statement(wish, {}))
             if alone:
                 found = p.send(
                     suspects(
@@ -233,16 +225,15 @@ class Rounds:
             p.commit()
 
     def _send_claims(self, p: Pipeline, plan: Plan, sent: Sent) -> None:
-        for wish in plan.wishes:
-            what = (wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility)
-            if wish.backlog:
-                sent.claimed.append(p.send(claim_backlog(*what)))
-            elif wish.few:
-                sent.claimed.append(p.send(claim_few(*what)))
-            else:
-                sent.claimed.append(p.send(claim(*what, plan.route_floors)))
+        sent.claimed = [p.send(self._statement(wish, plan.route_floors)) for wish in plan.wishes]
         if plan.keyed and plan.wishes and plan.wishes[-1].backlog:
             sent.keyed = p.send(keyed(plan.route_floors))
+
+    def _statement(self, wish: Wish, route_floors: Mapping[str, int]) -> Statement[Answer]:
+        what = (wish.scope, wish.starts, wish.n, self._leases.new(), self._visibility)
+        if wish.backlog:
+            return claim_backlog(*what)
+        return claim_few(*what) if wish.few else claim(*what, route_floors)
 
     def _send_lanes(self, p: Pipeline, wish: LaneWish, sent: Sent) -> None:
         size, lease = LaneSize(lanes=wish.lanes, depth=wish.depth, total=wish.total), self._leases.new()

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pgqueue.claim import route
 from pgqueue.config import MAX_CLAIM, WorkerSettings
 from pgqueue.floors import WINDOW
 from pgqueue.hand import Hand
 from pgqueue.intake import Intake
+from pgqueue.lanes import route
 from pgqueue.pipeline import Pipeline
 from pgqueue.quota import Quota
 from pgqueue.round import Rounds

@@ -16,23 +16,10 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgqueue.claim import (
-    Answer,
-    LaneSize,
-    Scope,
-    claim,
-    claim_backlog,
-    claim_few,
-    keyed,
-    lane_claim,
-    lane_jobs,
-    lane_release,
-    lane_take,
-    route,
-    suspects,
-)
+from pgqueue.claim import Answer, Scope, claim, claim_backlog, claim_few, keyed, suspects
 from pgqueue.connection import execute
 from pgqueue.job import Buried, Claim, Claimed, Failure, Retried
+from pgqueue.lanes import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, route
 from pgqueue.round import Leases
 from pgqueue.statement import Statement
 from pgqueue.worker import connect

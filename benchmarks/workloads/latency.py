@@ -53,7 +53,7 @@ WORKLOAD = Workload(
         cost("latency.p99", "ms", "pickup latency, 99th percentile"),
         cost("latency.max", "ms", "pickup latency, longest"),
     ],
-    n=200,
+    n=500,
     measure=measure,
     most=2_000,
     mode="latency",

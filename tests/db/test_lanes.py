@@ -7,8 +7,8 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from pgqueue.claim import lane_release
 from pgqueue.finish import Failed, ack, bury, release, retry, snooze
+from pgqueue.lanes import lane_release
 from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO
 from tests.factories import (

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pgqueue.claim import LaneSize, lane_jobs, lane_take
 from pgqueue.floors import WINDOW
 from pgqueue.job import Claimed
+from pgqueue.lanes import LaneSize, lane_jobs, lane_take
 from pgqueue.plan import LaneWish, Outcomes, Plan, Wish
 from pgqueue.results import Results
 from pgqueue.shelf import LaneHold

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from pgqueue.claim import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, route
 from pgqueue.finish import Failed, ack, bury, release, retry
 from pgqueue.job import Claimed
+from pgqueue.lanes import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, route
 from pgqueue.pipeline import Pipeline
 from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pgqueue.claim import LaneSize, lane_claim, route
 from pgqueue.connection import execute
 from pgqueue.declare import Policy, declare
 from pgqueue.finish import Failed, ack, retry
+from pgqueue.lanes import LaneSize, lane_claim, route
 from tests.factories import (
     MINUTE,
     NAME,

@@ -15,25 +15,11 @@ import psycopg
 import pytest
 
 from pgqueue import prune
-from pgqueue.claim import (
-    LaneSize,
-    claim,
-    claim_backlog,
-    claim_few,
-    horizon,
-    keyed,
-    lane_claim,
-    lane_jobs,
-    lane_release,
-    lane_take,
-    lanes_mine,
-    route,
-    suspects,
-    suspects_alone,
-)
+from pgqueue.claim import claim, claim_backlog, claim_few, horizon, keyed, suspects, suspects_alone
 from pgqueue.finish import Failed, ack, bury, drop, release, retry, snooze, still_mine
 from pgqueue.heartbeat import heartbeat, lane_heartbeat, signals
 from pgqueue.job import Claim
+from pgqueue.lanes import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, lanes_mine, route
 from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO
 from pgqueue.statement import Statement

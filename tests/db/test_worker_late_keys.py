@@ -12,9 +12,9 @@ from unittest.mock import ANY
 import pytest
 
 from pgqueue import sweep
-from pgqueue.claim import route
 from pgqueue.config import WorkerSettings
 from pgqueue.floors import WINDOW
+from pgqueue.lanes import route
 from pgqueue.stray import strays
 from pgqueue.worker import Worker
 from tests.factories import Holder, explain, nodes
