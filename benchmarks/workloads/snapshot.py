@@ -32,6 +32,6 @@ WORKLOAD = Workload(
     ],
     n=500_000,
     measure=measure,
-    rounds=2,
+    rounds=3,
     mode="snapshot",
 )
