@@ -63,9 +63,10 @@ def outcomes(conn: Connection) -> set[str]:
 
 def start_one(conn: Connection, fleet: Fleet, job: Prepared[Work], work: Work) -> int:
     """Enqueue a job and wait until its handler runs."""
+    before = len(fleet.effects.all("start"))
     ref = job.enqueue(conn, work)
     conn.commit()
-    fleet.effects.wait("start", len(fleet.effects.all("start")) + 1)
+    fleet.effects.wait("start", before + 1)
     return ref.id
 
 
