@@ -50,14 +50,14 @@ def dsn(database: str) -> str:
 class Desk:
     """What a worker process claims with: its intake and its rounds, without threads."""
 
-    def __init__(self, holder: Holder, concurrency: int = 8) -> None:
+    def __init__(self, holder: Holder, concurrency: int = 8, queues: tuple[str, ...] = (QUEUE,)) -> None:
         app = App()
 
         @app.job("work")
         def work() -> None: ...
 
-        settings = WorkerSettings(concurrency=concurrency, queues=(QUEUE,))
-        levels = [("", 0), *((QUEUE, priority) for priority in range(10))]
+        settings = WorkerSettings(concurrency=concurrency, queues=queues)
+        levels = [("", 0), *((queue, priority) for queue in queues for priority in range(10))]
         runners: Mapping[str, Runner] = {name: Runner(kind) for name, kind in app.types.items()}
         self.hand = Hand(Wake())
         quota = Quota(settings, self.hand, levels)

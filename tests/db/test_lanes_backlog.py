@@ -348,6 +348,39 @@ def test_keys_of_a_long_backlog_are_routed_now_and_then_while_lanes_give_enough(
     assert routing.due(now) == {QUEUE: floor}
 
 
+def test_lanes_of_one_key_in_two_queues_are_held_as_they_stand(conn: Connection, a: Holder) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (queue, name, priority, key, payload)"
+        " SELECT q, 'work', n % 3, 'k' || n % 60, 'null' FROM generate_series(1, 600) n,"
+        " unnest(ARRAY['mail', 'default']) q"
+    )
+    conn.commit()
+    desk = LaneDesk(a, queues=(QUEUE, "mail"))
+    brief(desk)
+    held: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+    kinds = set()
+    while True:
+        wish, out = desk.lanes()
+        if not out.lane_jobs:
+            break
+        kinds.add(wish.backlog and not wish.whole)
+        for place, hold in desk.hand.lanes.items():
+            assert {(desk.intake.queue_of[job.level][0], job.key) for job in hold.jobs} == {place[:2]}
+            held[place] = (hold.lease, (hold.level - 1) % 10, len(hold.jobs))
+        desk.hand.lanes.clear()
+        desk.hand.held.clear()
+        desk.hand.lanes_over.clear()
+    assert kinds == {False, True}
+    lanes = {
+        (str(queue), str(key), int(pos)): (int(lease), int(priority), 10)
+        for queue, key, pos, lease, priority in conn.execute(
+            "SELECT queue, key, pos, lease, priority FROM pgqueue.lane"
+        )
+    }
+    assert held == lanes
+    assert len(lanes) == 120
+
+
 def test_a_queue_whose_routing_has_caught_up_is_routed_by_every_claim_of_lanes(
     conn: Connection, a: Holder
 ) -> None:
