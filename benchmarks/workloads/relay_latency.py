@@ -18,7 +18,7 @@ from benchmarks.relay.sinks import STAMP
 from benchmarks.work import RunFailed
 
 SINKS = ("null", "kafka", "nats")
-RATE, CLIENTS, WARM = 1_000, 8, 5_000
+RATE, CLIENTS, WARM = 1_000, 8, 20_000
 #: The producers of a machine that is too busy do not keep the rate; then the figure is none.
 KEPT = 0.9
 
