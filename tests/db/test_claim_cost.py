@@ -27,6 +27,7 @@ from tests.factories import (
     token,
     wipe,
 )
+from tests.waiting import eventually
 
 T = TypeVar("T")
 
@@ -69,8 +70,7 @@ def test_every_claim_is_a_hot_update_whatever_the_size_of_the_payload(
 
 
 def test_a_heartbeat_a_rescue_and_a_release_are_hot_updates_too(dsn: str, conn: Connection) -> None:
-    enqueue(conn, 100, payload="x" * 300)
-    conn.commit()
+    """Tried again while somebody holds back what the server may clean up, as who makes a replication slot does."""
 
     def counted(holder: Holder, statement: Statement[list[T]]) -> tuple[list[T], float]:
         """Run in a transaction of its own, so that the next one may reuse the space; return the HOT share."""
@@ -82,7 +82,11 @@ def test_a_heartbeat_a_rescue_and_a_release_are_hot_updates_too(dsn: str, conn: 
         assert len(found) == after[0] - before[0] == 100
         return found, (after[1] - before[1]) / 100
 
-    with Holder(dsn) as holder:
+    def shares(holder: Holder) -> tuple[float, float, float]:
+        """Return the HOT shares of a heartbeat, a rescue and a release."""
+        wipe(dsn)
+        enqueue(conn, 100, payload="x" * 300)
+        conn.commit()
         jobs = holder.claim()
         conn.execute("UPDATE pgqueue.job SET deadline = clock_timestamp() + interval '1 s'")
         conn.commit()
@@ -91,7 +95,10 @@ def test_a_heartbeat_a_rescue_and_a_release_are_hot_updates_too(dsn: str, conn: 
         conn.commit()
         found, rescued = counted(holder, suspects(scope(), [EVERYTHING], 100, 99, MINUTE, low=0, high=0))
         _, released = counted(holder, release(found))
-    assert (beaten, rescued, released) == (1.0, 1.0, 1.0)
+        return beaten, rescued, released
+
+    with Holder(dsn) as holder:
+        eventually(lambda: shares(holder) == (1.0, 1.0, 1.0), 5, look=0.5)
 
 
 def test_no_column_that_a_claim_writes_is_indexed_or_may_be_null(conn: Connection) -> None:
