@@ -29,6 +29,11 @@ class Scope:
     priorities: list[int]
     names: list[str]
 
+    @property
+    def order(self) -> list[str]:
+        """Return the queues in the order of their levels, each once."""
+        return list(dict.fromkeys(self.queues))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -81,7 +86,7 @@ def claim_backlog(
     """
     params = _params(scope, n, lease, visibility) | {
         "floors": list(floors),
-        "order": list(dict.fromkeys(scope.queues)),
+        "order": scope.order,
     }
     return Statement(_SQL["claim_backlog"], params, _in_order)
 
@@ -112,7 +117,7 @@ def suspects(
 ) -> Statement[list[Claimed]]:
     """Claim up to n jobs that lost their worker `low` to `high` times before; each gets a `lost` attempt in its log."""
     params = _params(scope, n, lease, visibility) | {"ceilings": list(ceilings), "low": low, "high": high}
-    return Statement(_SQL["suspects"], params, _jobs)
+    return Statement(_SQL["suspects"], params, claimed_jobs)
 
 
 def suspects_alone(scope: Scope, ceilings: Sequence[int]) -> Statement[bool]:
@@ -145,7 +150,8 @@ def _params(scope: Scope, n: int, lease: int, visibility: timedelta) -> dict[str
     }  # fmt: skip
 
 
-def _jobs(rows: Sequence[Row]) -> list[Claimed]:
+def claimed_jobs(rows: Sequence[Row]) -> list[Claimed]:
+    """Read claimed jobs."""
     return [Claimed._make(row) for row in rows]
 
 
@@ -157,13 +163,13 @@ def _paused(rows: Sequence[Row]) -> Paused:
 
 
 def _in_order(rows: Sequence[Row]) -> Answer:
-    jobs = _jobs(rows)
+    jobs = claimed_jobs(rows)
     jobs.sort(key=_PLACE)
     return Answer(jobs=jobs, full={}, keyed=False)
 
 
 def _answer(rows: Sequence[Row]) -> Answer:
-    jobs = [Claimed._make(row) for row in rows]
+    jobs = claimed_jobs(rows)
     facts = jobs.pop()
     jobs.sort(key=_PLACE)
     full = {int(level) - 1: pos for level, pos in json.loads(facts.extra).items()} if facts.extra else {}

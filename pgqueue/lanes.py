@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from pgqueue.claim import Scope
+from pgqueue.claim import Scope, claimed_jobs
 from pgqueue.job import Claimed
 from pgqueue.statement import Row, Statement, load, scalar, table
 
@@ -51,7 +51,7 @@ def lane_claim(
         "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
         "k": size.lanes, "m": size.depth, "total": size.total, "lease": lease, "visibility": visibility,
     }  # fmt: skip
-    return Statement(_SQL["lane_claim"], params, _jobs)
+    return Statement(_SQL["lane_claim"], params, claimed_jobs)
 
 
 def lane_take(
@@ -60,7 +60,7 @@ def lane_take(
     """Take lanes of a backlog; `lane_jobs` is to follow in the transaction. The scope is that of `claim_backlog`."""
     params = {
         "queues": scope.queues, "priorities": scope.priorities, "names": scope.names, "floors": list(floors),
-        "k": lanes, "lease": lease, "visibility": visibility, "order": list(dict.fromkeys(scope.queues)),
+        "k": lanes, "lease": lease, "visibility": visibility, "order": scope.order,
     }  # fmt: skip
     return Statement(_SQL["lane_take"], params, _lanes)
 
@@ -72,9 +72,9 @@ def lane_jobs(scope: Scope, size: LaneSize, lease: int, visibility: timedelta) -
     """
     params = {
         "names": scope.names, "m": size.depth, "total": size.total, "lease": lease, "visibility": visibility,
-        "order": list(dict.fromkeys(scope.queues)),
+        "order": scope.order,
     }  # fmt: skip
-    return Statement(_SQL["lane_jobs"], params, _jobs)
+    return Statement(_SQL["lane_jobs"], params, claimed_jobs)
 
 
 def lane_release(
@@ -98,10 +98,6 @@ def lanes_mine(lanes: Sequence[tuple[str, str, int]], lease: int) -> Statement[l
     queues, keys, places = ([lane[part] for lane in lanes] for part in range(3))
     params = {"queues": queues, "keys": keys, "places": places, "lease": lease}
     return Statement(_SQL["lanes_mine"], params, table)
-
-
-def _jobs(rows: Sequence[Row]) -> list[Claimed]:
-    return [Claimed._make(row) for row in rows]
 
 
 def _lanes(rows: Sequence[Row]) -> list[Lane]:

@@ -22,9 +22,15 @@ def database(server: Server) -> Iterator[str]:
     server.drop(name)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module with BOTH_CLAIMS by both forms of a claim."""
+    if "backlog" in metafunc.fixturenames and getattr(metafunc.module, "BOTH_CLAIMS", False):
+        metafunc.parametrize("backlog", [False, True], ids=["claim", "backlog"])
+
+
 @pytest.fixture
 def backlog() -> bool:
-    """Tell whether the workers claim as they do in a backlog; a module whose tests run both ways overrides it."""
+    """Tell whether the workers claim as they do in a backlog."""
     return False
 
 

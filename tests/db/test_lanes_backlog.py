@@ -18,10 +18,8 @@ from tests.db.test_claim_names import Desk
 from tests.db.test_flights import Pilot
 from tests.factories import MINUTE, QUEUE, Connection, Holder, enqueue, scope, wipe
 
-
-@pytest.fixture(params=[False, True], ids=["claim", "backlog"])
-def backlog(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+#: Every test of lanes runs with both forms of their claim (see conftest).
+BOTH_CLAIMS = True
 
 
 @pytest.fixture

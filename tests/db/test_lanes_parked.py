@@ -36,9 +36,8 @@ ANALYZE pgqueue.lane, pgqueue.job;
 """
 
 
-@pytest.fixture(params=[False, True], ids=["claim", "backlog"])
-def backlog(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+#: Every test of lanes runs with both forms of their claim (see conftest).
+BOTH_CLAIMS = True
 
 
 @pytest.fixture

@@ -31,10 +31,8 @@ from tests.factories import (
 )
 from tests.waiting import eventually
 
-
-@pytest.fixture(params=[False, True], ids=["claim", "backlog"])
-def backlog(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+#: Every test of lanes runs with both forms of their claim (see conftest).
+BOTH_CLAIMS = True
 
 
 @pytest.fixture
