@@ -164,7 +164,12 @@ class Engine:
             return self._settings.flush
         if self._sweeper.alone:
             return self._settings.flush
-        return min(self._poll.delay(), max(0.001, min(self._turn_at, self._gates.soon) - time.monotonic()))
+        now = time.monotonic()
+        soon = min(self._turn_at, self._gates.soon)
+        if self._dry:  # an announcement that lapses leaves the next commit to the poll
+            due = self._armed_at + REARM
+            soon = min(soon, due if due > now else now + 1.0)
+        return min(self._poll.delay(), max(0.001, soon - now))
 
     def _turn(self) -> bool:
         """Do one round; tell whether to go on without waiting."""
