@@ -154,7 +154,7 @@ def test_a_running_job_is_stopped_and_counted_as_cancelled(
     run: Run, conn: Connection, fleet: Fleet, job: Prepared[Work]
 ) -> None:
     """pgqueuer 110: a cancelled job was booked as a success."""
-    worker = fleet.start("--visibility=30s")
+    worker = fleet.start()
     job_id = start_one(conn, fleet, job, Work(n=1, seconds=60))
     assert "asked to stop" in run("jobs", "cancel", job_id).stdout
     eventually(lambda: left(conn) == (0, 0, 0), 15)
@@ -164,7 +164,7 @@ def test_a_running_job_is_stopped_and_counted_as_cancelled(
 
 
 def test_a_thread_is_told_and_its_failure_is_no_retry(run: Run, conn: Connection, fleet: Fleet) -> None:
-    fleet.start("--visibility=30s", app=HEEDS)
+    fleet.start(app=HEEDS)
     job_id = start_one(conn, fleet, heeds.heeds, Work(n=1))
     run("jobs", "cancel", job_id)
     fleet.effects.wait("told")
@@ -181,6 +181,7 @@ def test_a_job_cancelled_before_its_worker_was_killed_never_runs_again(
     job_id = start_one(conn, fleet, every.work, Work(n=1, seconds=60))
     run("jobs", "cancel", job_id)
     first.kill()
+    fleet.lose(first.pid)
     fleet.start()
     eventually(lambda: left(conn) == (0, 0, 0), 20)
     assert len(fleet.effects.all("start")) == 1
@@ -191,12 +192,13 @@ def test_a_job_cancelled_after_its_worker_was_killed_never_runs_again(
     run: Run, conn: Connection, fleet: Fleet
 ) -> None:
     """river discussion 1603: it ran again."""
-    first = fleet.start("--visibility=3s")
+    first = fleet.start()
     job_id = start_one(conn, fleet, every.work.using(key="k"), Work(n=1, seconds=60))
     every.work.using(key="k").enqueue(conn, Work(n=2))
     conn.commit()
     first.kill()
     run("jobs", "cancel", job_id)
+    fleet.lose(first.pid)
     fleet.start()
     assert [e.n for e in fleet.effects.wait("end")] == [2]
     eventually(lambda: left(conn) == (0, 0, 0), 20)
@@ -206,7 +208,7 @@ def test_a_job_cancelled_after_its_worker_was_killed_never_runs_again(
 def test_a_claimed_job_that_has_not_started_is_dropped_unrun(
     run: Run, conn: Connection, fleet: Fleet
 ) -> None:
-    fleet.start("--visibility=30s", "--concurrency=1", "--prefetch=5", app=HEEDS)
+    fleet.start("--concurrency=1", "--prefetch=5", app=HEEDS)
     job_id = start_one(conn, fleet, heeds.heeds, Work(n=1))
     behind = heeds.heeds.enqueue(conn, Work(n=2))
     conn.commit()

@@ -66,7 +66,7 @@ def demo(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 def run(*arguments: object) -> tuple[int, str]:
     with demo(*arguments) as process:
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=300)
         return process.returncode, said
 
 
@@ -141,7 +141,7 @@ def test_a_stopped_demo_leaves_no_process_behind(number: signal.Signals, status:
             os.killpg(process.pid, number)  # as a terminal does
         else:
             process.send_signal(number)
-        said, _ = process.communicate(timeout=40)
+        said, _ = process.communicate(timeout=120)
         assert process.returncode == status, said
         assert "Traceback" not in said
     eventually(lambda: not [pid for pid in family if is_running(pid)], timeout=10)

@@ -82,7 +82,7 @@ class Herd:
     def close(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.parent.pid, signal.SIGKILL)  # its own session: nobody else is in this group
-        self.parent.communicate(timeout=10)
+        self.parent.communicate(timeout=40)
 
 
 @pytest.fixture

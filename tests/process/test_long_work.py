@@ -37,6 +37,7 @@ def test_a_long_job_in_steps_resumes_at_the_step_and_page_at_which_its_worker_wa
     conn.commit()
     first = fleet.start(app=APP)
     first.wait()
+    fleet.lose(first.pid)
     assert fleet.effects.ns("extract") == [1]
     fleet.start(app=APP)
     fleet.effects.wait("load")

@@ -294,7 +294,7 @@ def test_ctrl_c_while_waiting_leaves_without_a_traceback(dsn: str) -> None:
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IS NOT NULL"
             eventually(lambda: look.execute(waiting).fetchone() != (0,), timeout=30)
         process.send_signal(2)
-        _, complaint = process.communicate(timeout=30)
+        _, complaint = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "Traceback" not in complaint
     assert migrate.current(dsn) == "pgqueue_0001"

@@ -55,9 +55,9 @@ def test_a_job_survives_the_loss_of_every_connection_of_its_worker(fleet: Fleet,
     gate = fleet.gate("open")
     every.work.enqueue(conn, Work(n=1, gate=str(gate)))
     conn.commit()
-    worker = fleet.start("--visibility=10s")
+    worker = fleet.start()
     fleet.effects.wait("start")
-    other = fleet.start("--visibility=10s")
+    other = fleet.start()
     eventually(lambda: len(backends(conn)) == 4)
     lost = set(backends(conn))
     conn.execute("SELECT pg_terminate_backend(p) FROM unnest(%s::int[]) p", [list(lost)])
@@ -79,7 +79,7 @@ def test_each_connection_of_a_worker_is_replaced_and_jobs_are_picked_up_meanwhil
         conn.execute("SELECT pg_terminate_backend(%s)", [pid])
         every.work.enqueue(conn, Work(n=n))
         conn.commit()
-        fleet.effects.wait("end", n + 1, timeout=5)
+        fleet.effects.wait("end", n + 1, timeout=15)
         eventually(lambda pid=pid: len(back := backends(conn)) == 2 and pid not in back)  # type: ignore[misc]
 
 
@@ -93,7 +93,7 @@ def test_an_ack_whose_answer_was_lost_is_repeated(
     conn.commit()
     with Proxy(dsn) as proxy:
         fleet.dsn = proxy.dsn
-        worker = fleet.start("--visibility=30s")
+        worker = fleet.start()
         fleet.effects.wait("start")
         proxy.cut(b"{987654321}", b"COMMIT", delivered=delivered)
         gate.touch()
@@ -147,7 +147,7 @@ def own(fleet: Fleet) -> Iterator[Embedded]:
 def test_every_job_ends_though_postgres_crashes_under_load(fleet: Fleet, own: Embedded) -> None:
     with psycopg.connect(fleet.dsn) as conn:
         every.work.enqueue_many(conn, [Work(n=n, seconds=0.005) for n in range(600)])
-        every.work.using(max_attempts=1).enqueue_many(conn, [Work(n=n, fails=1) for n in range(600, 610)])
+        every.work.using(max_attempts=1).enqueue_many(conn, [Work(n=n, fails=99) for n in range(600, 610)])
         every.awaits.using(key="k").enqueue_many(conn, [Work(n=n, seconds=0.005) for n in range(700, 750)])
     workers = [fleet.start("--visibility=2s"), fleet.start("--visibility=2s")]
     for place in (100, 300):
@@ -186,10 +186,11 @@ def test_workers_wait_for_a_database_that_is_away_and_tell_the_health_check(
     gate = fleet.gate("open")
     with psycopg.connect(fleet.dsn) as conn:
         every.work.enqueue(conn, Work(n=1, gate=str(gate)))
-    busy = fleet.start("--visibility=20s", "--concurrency=1")
+    busy = fleet.start("--concurrency=1")
     fleet.effects.wait("start")
     idle = fleet.start(
-        f"--health-port={port}", "--health-host=127.0.0.1", f"--health-file={health}", "--concurrency=1"
+        *("--visibility=3s", "--concurrency=1"),
+        *(f"--health-port={port}", "--health-host=127.0.0.1", f"--health-file={health}"),
     )
     eventually(lambda: answer() == 200)
     assert health.exists()

@@ -31,6 +31,8 @@ class Supervisor:
 
     def _round(self) -> bool:
         if self._worker is None or self._worker.process.poll() is not None:
+            if self._worker:
+                self._fleet.lose(self._worker.pid)
             self._worker = self._fleet.launch(*self._options)
             self.starts += 1
         row = self._conn.execute("SELECT count(*) FROM pgqueue.job").fetchone()

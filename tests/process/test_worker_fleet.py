@@ -34,6 +34,7 @@ def test_three_workers_keep_the_order_of_each_key_though_one_is_killed(
     fleet.effects.wait("end", 60)
     busiest = Counter(e.pid for e in fleet.effects.all("start")).most_common(1)[0][0]
     next(w for w in workers if w.pid == busiest).kill()
+    fleet.lose(busiest)
     eventually(lambda: left(conn) == 0, 30)
     started = fleet.effects.all("start")
     assert set(fleet.effects.ns("end")) == set(range(240))

