@@ -12,7 +12,8 @@ import pytest
 
 from tests.factories import Holder
 from tests.process.apps.effects import EFFECTS, Effects
-from tests.server import Server
+from tests.server import Connection, Server
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,22 @@ def a(dsn: str, backlog: bool) -> Iterator[Holder]:
 def b(dsn: str, backlog: bool) -> Iterator[Holder]:
     with Holder(dsn, 2, backlog=backlog) as holder:
         yield holder
+
+
+@pytest.fixture
+def alone(conn: Connection) -> None:
+    """Wait until the earlier sessions of the database have ended: what one has counted is added when it ends."""
+    others = (
+        "SELECT FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+
+    def nobody_else() -> bool:
+        found = conn.execute(others).fetchone()
+        conn.rollback()
+        return found is None
+
+    eventually(nobody_else)
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from pgqueue import App
+import psycopg
+
+from pgqueue import App, Job
 from pgqueue.config import WorkerSettings
 from pgqueue.worker import Worker
 from tests.server import Connection
@@ -26,7 +28,7 @@ class Gauge:
         self.open = threading.Event()
         self._lock = threading.Lock()
 
-    def visit(self, key: object = None, wait: float = 30.0) -> None:
+    def visit(self, key: object = None, wait: float = 100.0) -> None:
         with self._lock:
             self.inside += 1
             self.inside_of[key] += 1
@@ -46,13 +48,42 @@ def workers(dsn: str) -> Iterator[Start]:
 
         def begin(app: App, **settings: Any) -> Worker:
             worker = Worker(
-                app, dsn, WorkerSettings(**{"visibility": 2.0, "grace": 5.0, "poll": 0.05, **settings})
+                app, dsn, WorkerSettings(**{"visibility": 60.0, "grace": 5.0, "poll": 0.05, **settings})
             )
             worker.start()
             stack.callback(worker.stop)
             return worker
 
         yield begin
+
+
+class Begun(NamedTuple):
+    """When a job began, in seconds of the server's clock: not before `claimed`, and not after `seen`."""
+
+    claimed: float
+    seen: float
+
+
+def begun(dsn: str, job: Job) -> Begun:
+    """Look, in the handler of a job, when it has begun."""
+    with psycopg.connect(dsn) as conn:
+        row = conn.execute(
+            "SELECT extract(epoch FROM claimed_at)::float8, extract(epoch FROM clock_timestamp())::float8"
+            " FROM pgqueue.job WHERE id = %s",
+            [job.id],
+        ).fetchone()
+    assert row
+    return Begun(*row)
+
+
+def quickest(jobs: Sequence[Begun], more: int) -> float:
+    """Return the shortest time from the beginning of a job to that of so many more."""
+    jobs = sorted(jobs)
+    assert len(jobs) > more
+    return min(
+        max(job.seen for job in jobs[n : n + more + 1]) - first.claimed
+        for n, first in enumerate(jobs[:-more])
+    )
 
 
 def count(conn: Connection, table: str = "job") -> int:

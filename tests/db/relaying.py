@@ -17,6 +17,7 @@ from relay.cycle import Connection, Ledger, connect, cycle
 from relay.event import Event
 from relay.floors import Batch, Floors
 from relay.publish import Look, RejectionPolicy
+from tests.waiting import eventually
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,11 +106,12 @@ def stepper(dsn: str, log: list[tuple[str, int]] | None = None, *, patience: flo
 
 def cleared(dsn: str) -> str:
     """Empty a database that tests of a module share, with nobody left in it; return its DSN."""
+    others = (
+        "SELECT pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
     with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
+        eventually(lambda: conn.execute(others).rowcount == 0, look=0.001)
         conn.execute(
             "TRUNCATE pgqueue.outbox, pgqueue.relay, pgqueue.inbox, pgqueue.inbox_version, pgqueue.job"
         )

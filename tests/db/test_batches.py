@@ -29,6 +29,9 @@ from tests.waiting import eventually
 Start = Callable[..., Worker]
 SOON = Backoff(base=0.01, cap=0.05)
 
+#: The one that dies may do so after the others are counted.
+ALL_BUT_ONE = "SELECT unfinished, (SELECT count(*) FROM pgqueue.dead_job) FROM pgqueue.batch_status"
+
 app = App()
 RAN: list[tuple[str, Any]] = []
 MENDED = threading.Event()
@@ -62,7 +65,7 @@ def start(dsn: str) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(**settings: Any) -> Worker:
-            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 10.0, "grace": 5.0, **settings}))
+            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 60.0, "grace": 5.0, **settings}))
             worker.start()
             stack.callback(worker.stop)
             return worker
@@ -149,7 +152,7 @@ def test_members_end_without_waiting_for_each_other(conn: Connection, dsn: str) 
         (one,), (two,) = a.claim(1, of=scope(names=["part"])), b.claim(1, of=scope(names=["part"]))
         a.begin()
         assert a.run(complete([(token(one), Completed(batched=True))])) == [one.id]
-        b.connection.execute("SET lock_timeout = '1s'")
+        b.connection.execute("SET lock_timeout = '10s'")
         assert b.run(complete([(token(two), Completed(batched=True))])) == [two.id]
         b.run(fold())
         assert merges(conn) == 0
@@ -173,11 +176,11 @@ def test_of_two_folders_at_once_the_later_one_sees_what_both_have(conn: Connecti
         found: list[list[int]] = []
         other = threading.Thread(target=lambda: found.append(b.run(fold())))
         other.start()
-        eventually(
-            lambda: seen(conn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") and True
-        )
+        pid = b.connection.info.backend_pid
+        waits = f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock'"
+        eventually(lambda: seen(conn, waits))
         a.commit()
-        other.join(10)
+        other.join(60)
         assert found == [[batch_id]]
     assert merges(conn) == 1
 
@@ -198,7 +201,7 @@ def test_a_fold_that_is_rolled_back_counts_nothing_twice(conn: Connection, dsn: 
 def test_a_dead_member_holds_the_batch_until_it_is_replayed(conn: Connection, start: Start) -> None:
     batch_id = members(conn, 20)
     start()
-    eventually(lambda: seen(conn, "SELECT unfinished FROM pgqueue.batch_status") == [(1,)])
+    eventually(lambda: seen(conn, ALL_BUT_ONE) == [(1, 1)])
     assert merges(conn) == 0
     MENDED.set()
     execute(conn, replay(Filter(name="part")))
@@ -212,7 +215,7 @@ def test_a_dead_member_holds_the_batch_until_it_is_replayed(conn: Connection, st
 def test_a_dead_member_that_is_discarded_has_ended(conn: Connection, start: Start) -> None:
     batch_id = members(conn, 20)
     start()
-    eventually(lambda: seen(conn, "SELECT unfinished FROM pgqueue.batch_status") == [(1,)])
+    eventually(lambda: seen(conn, ALL_BUT_ONE) == [(1, 1)])
     execute(conn, discard(Filter(name="part")))
     conn.commit()
     eventually(lambda: ("merge", "all") in RAN)

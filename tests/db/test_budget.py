@@ -38,14 +38,16 @@ def age(conn: Connection, seconds: float) -> None:
 
 
 def test_a_minute_of_tokens_is_there_at_first_and_no_more(conn: Connection) -> None:
+    began = time.monotonic()
     assert ask(conn, 100) == 60
-    assert ask(conn, 1) == 0
+    assert ask(conn, 100) <= time.monotonic() - began
 
 
 def test_a_token_comes_every_second_and_a_minute_is_saved_up(conn: Connection) -> None:
+    began = time.monotonic()
     ask(conn, 60)
     age(conn, 5)
-    assert ask(conn, 100) == 5
+    assert 5 <= ask(conn, 100) <= 5 + time.monotonic() - began
     age(conn, 3600)
     assert ask(conn, 1000) == 60
 
@@ -53,7 +55,7 @@ def test_a_token_comes_every_second_and_a_minute_is_saved_up(conn: Connection) -
 def test_a_tenth_of_the_executions_comes_where_that_is_more(conn: Connection) -> None:
     ask(conn, 60)
     assert ask(conn, 1000, ran=5000) == 500
-    assert ask(conn, 1000, ran=50) == 5
+    assert ask(conn, 1000, ran=500) == 50
 
 
 def test_queues_have_budgets_of_their_own(conn: Connection) -> None:
@@ -66,9 +68,10 @@ def test_many_workers_together_get_what_one_would(conn: Connection, dsn: str) ->
         with psycopg.connect(dsn) as own:
             return ask(own, 10)
 
+    began = time.monotonic()
     with ThreadPoolExecutor(16) as pool:
         granted = list(pool.map(worker, range(16)))
-    assert 60 <= sum(granted) <= 62  # the seconds that pass meanwhile
+    assert 60 <= sum(granted) <= 60 + time.monotonic() - began
 
 
 @pytest.fixture
@@ -92,23 +95,26 @@ def test_an_outage_meets_every_first_execution_and_few_retries(
 ) -> None:
     """contribsys/faktory#99, hatchet-dev/hatchet#1540: everything failed, and was tried again at once."""
     app, calls = failing
+    began = time.monotonic()
     app.types["fails"].enqueue_many(conn, list(range(300)))
     conn.commit()
 
     def settled() -> bool:
         many = conn.execute(
-            "SELECT count(*) >= 200 FROM pgqueue.job WHERE run_at > now() + interval '100 s'"
+            "SELECT count(*) >= 200 FROM pgqueue.job WHERE run_at > enqueued_at + interval '100 s'"
         ).fetchone()
         conn.rollback()
         return len(set(calls)) == 300 and many == (True,)
 
     eventually(settled, timeout=30)
     retries = len(calls) - 300
-    assert retries <= 60 + 30 + 10  # the saved minute, a tenth of the executions, the seconds of this test
+    # The saved minute, a tenth of the executions, the seconds of this test.
+    assert retries <= 60 + 30 + time.monotonic() - began
 
 
 def test_every_job_still_ends(conn: Connection, failing: tuple[App, list[int]]) -> None:
     app, calls = failing
+    began = time.monotonic()
     app.types["fails"].enqueue_many(conn, list(range(200)))
     conn.commit()
 
@@ -119,7 +125,6 @@ def test_every_job_still_ends(conn: Connection, failing: tuple[App, list[int]]) 
         conn.commit()
         return conn.execute("SELECT count(*) FROM pgqueue.dead_job").fetchone() == (200,)
 
-    began = time.monotonic()
     eventually(ended, timeout=60)
     # A retry that finds no budget when its time has come counts without being run.
     assert 200 < len(calls) <= 200 + 20 + 60 + (time.monotonic() - began) + 5

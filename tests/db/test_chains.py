@@ -35,7 +35,7 @@ def start(dsn: str) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(app: App, **settings: Any) -> Worker:
-            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 10.0, "grace": 5.0, **settings}))
+            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 60.0, "grace": 5.0, **settings}))
             worker.start()
             stack.callback(worker.stop)
             return worker
@@ -167,11 +167,11 @@ def test_a_locked_job_is_passed_by_a_round_and_waited_for_by_a_transactional_han
             target=lambda: done.append(holder.run(complete([(token(jobs[0]), Completed())], wait=True)))
         )
         waiting.start()
-        eventually(
-            lambda: seen(conn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") and True
-        )
+        pid = holder.connection.info.backend_pid
+        waits = f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock'"
+        eventually(lambda: seen(conn, waits))
         other.rollback()
-        waiting.join(10)
+        waiting.join(60)
         assert done == [[jobs[0].id]]
 
 
@@ -281,7 +281,7 @@ def test_what_follows_a_keyed_job_keeps_the_lane_going(conn: Connection, chain: 
     start(chain.app)
     eventually(lambda: drained(conn) and len(chain.ran) == 40)
     assert [what for name, what in chain.ran if name == "first"] == [str(n) for n in range(20)]
-    assert seen(conn, "SELECT count(*) FROM pgqueue.lane") == [(0,)]
+    eventually(lambda: seen(conn, "SELECT count(*) FROM pgqueue.lane") == [(0,)])
 
 
 def test_a_delay_of_a_step_counts_from_the_end_of_its_parent(conn: Connection, dsn: str) -> None:

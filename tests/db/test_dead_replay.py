@@ -208,7 +208,7 @@ def test_two_operators_at_once_replay_each_job_once(dsn: str, conn: Connection, 
     def operate(place: int) -> None:
         with psycopg.connect(dsn, autocommit=True) as own:
             after = 0
-            ready.wait(10)
+            ready.wait(60)
             while True:
                 batch = execute(own, dead.replay(Filter(name="work"), n=7, after=after))
                 if batch.last is None:
@@ -220,7 +220,7 @@ def test_two_operators_at_once_replay_each_job_once(dsn: str, conn: Connection, 
     for one in operators:
         one.start()
     for one in operators:
-        one.join(30)
+        one.join(60)
     assert not set(moved[0]) & set(moved[1])
     live, gone = everywhere(conn)
     assert sorted(live + gone) == made

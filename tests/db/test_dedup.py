@@ -275,7 +275,7 @@ def test_a_key_that_is_taken_while_prune_is_at_it_stays_taken(clean: Connection,
         second = live.enqueue(clean, 2)
         clean.commit()
         holds.execute("SELECT pg_advisory_unlock(7)")
-        pruned.result(10)
+        pruned.result(60)
     assert live.enqueue(clean, 3) == JobRef(second.id, created=False)
 
 
@@ -297,7 +297,7 @@ def test_of_two_callers_that_find_a_live_key_free_one_takes_it(
             one.commit()
         else:
             one.rollback()
-        second = late.result(10)
+        second = late.result(60)
         two.commit()
     assert first.created
     assert second.created is not commits
@@ -330,6 +330,6 @@ def test_a_caller_that_was_late_by_a_moment_sees_who_took_the_free_key(conn: Con
         blocked = "SELECT FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[%s]::int[]"
         eventually(lambda: holds.execute(blocked, [one.info.backend_pid]).fetchone() is not None)
         one.commit()
-        assert late.result(10) == JobRef(first.id, created=False)
+        assert late.result(60) == JobRef(first.id, created=False)
         two.commit()
     assert stored(conn) == [first.id]

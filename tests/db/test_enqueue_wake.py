@@ -44,7 +44,7 @@ def heard(conn: Connection, listener: Connection) -> list[str]:
     conn.execute("NOTIFY stop")
     conn.commit()
     channels: list[str] = []
-    for note in listener.notifies(timeout=30):
+    for note in listener.notifies(timeout=60):
         if note.channel == "stop":
             return channels
         assert note.payload == ""

@@ -192,7 +192,7 @@ def test_a_connection_lost_with_two_under_way_loses_no_result_and_reports_no_los
         from tests.waiting import eventually
 
         eventually(lambda: _count(other) == 7)
-        other.execute("SELECT pg_terminate_backend(%s, 5000)", [pilot.rounds.connection.info.backend_pid])
+        other.execute("SELECT pg_terminate_backend(%s, 40000)", [pilot.rounds.connection.info.backend_pid])
     conn.rollback()
     broken = pilot.rounds
     broken.connection.close()

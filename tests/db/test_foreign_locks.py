@@ -43,7 +43,7 @@ def test_one_locked_row_keeps_one_job_from_being_acknowledged_and_no_other(
     lock(conn, jobs[2].id)
     began = time.monotonic()
     out = rounds.run(Plan(results=Results(done=jobs)))
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < time.monotonic() - began < 40  # five hundred waits would be 125 s
     assert out.finished == set(ids(jobs)) - {jobs[2].id}
     assert (out.lost, out.locked) == (set(), {jobs[2].id})
     again = rounds.run(Plan(results=Results(done=[jobs[2]])))
@@ -93,7 +93,7 @@ def test_a_claim_passes_a_locked_row_and_takes_the_next(conn: Connection, a: Hol
     first, second = enqueue(conn, 2)
     conn.commit()
     lock(conn, first)
-    a.connection.execute("SET statement_timeout = '2s'")
+    a.connection.execute("SET statement_timeout = '40s'")
     assert ids(a.claim()) == [second]
     conn.rollback()
     assert ids(a.claim()) == [first]
@@ -105,7 +105,7 @@ def test_a_suspect_locked_by_somebody_is_passed(conn: Connection, a: Holder, dsn
     conn.commit()
     lock(conn, jobs[0].id)
     with Holder(dsn, 2) as b:
-        b.connection.execute("SET statement_timeout = '2s'")
+        b.connection.execute("SET statement_timeout = '40s'")
         assert ids(b.suspects()) == [jobs[1].id]
         conn.rollback()
         assert ids(b.suspects()) == [jobs[0].id]
@@ -143,13 +143,12 @@ def test_a_lock_that_cannot_be_passed_keeps_one_result_and_no_other(
 def test_a_locked_table_is_not_waited_for_result_by_result(
     conn: Connection, a: Holder, rounds: Rounds
 ) -> None:
-    jobs = held(conn, a, 100)
+    jobs = held(conn, a, 200)
     conn.execute("LOCK TABLE pgqueue.tally IN EXCLUSIVE MODE")
     began = time.monotonic()
     out = rounds.run(Plan(results=Results(done=jobs)))
-    assert (
-        time.monotonic() - began < 10
-    )  # a hundred waits would be 25 s, one without an end all the time there is
+    # Two hundred waits would be 50 s, one without an end all the time there is.
+    assert time.monotonic() - began < 40
     assert (out.finished, out.lost, out.locked) == (set(), set(), set(ids(jobs)))
     conn.rollback()
     assert rounds.run(Plan(results=Results(done=jobs))).finished == set(ids(jobs))

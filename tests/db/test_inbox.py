@@ -104,7 +104,7 @@ def test_a_second_consumer_waits_for_the_first_one_and_wins_if_that_rolls_back(
         eventually(lambda: watch.execute(waiting, [pid]).fetchone())
         assert not answers
         first.commit() if first_commits else first.rollback()
-        thread.join(10)
+        thread.join(60)
     assert answers == [second_gets]
 
 
@@ -126,7 +126,7 @@ def test_duplicates_in_a_crowd_are_applied_once(dsn: str, conn: Connection) -> N
 
     def consume() -> None:
         with psycopg.connect(dsn) as handle:
-            begin.wait(10)
+            begin.wait(60)
             for n in range(50):
                 if inbox.claim(handle, f"outbox:{n}", **WHO):
                     handle.execute("INSERT INTO public.applied VALUES (%s)", [f"outbox:{n}"])
@@ -136,7 +136,7 @@ def test_duplicates_in_a_crowd_are_applied_once(dsn: str, conn: Connection) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert conn.execute("SELECT count(*), count(DISTINCT key) FROM public.applied").fetchone() == (50, 50)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -76,7 +77,7 @@ def test_two_claims_at_once_share_the_lanes_out(conn: Connection, dsn: str, a: H
     conn.commit()
     a.route()
     with Holder(dsn, 2, backlog=a.backlog) as b:
-        b.connection.execute("SET lock_timeout = '5s'")
+        b.connection.execute("SET lock_timeout = '30s'")
         a.begin()
         mine = a.lanes(3, 5, routing=False)
         theirs = b.lanes(100, 5, routing=False)
@@ -301,6 +302,14 @@ class LaneDesk(Desk):
         return wish, out
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Let no time pass between the rounds of a desk; return the time it is."""
+    now = time.monotonic()
+    monkeypatch.setattr("pgqueue.intake.time", SimpleNamespace(monotonic=lambda: now))
+    return now
+
+
 def fill(conn: Connection, jobs: int, over: int) -> None:
     conn.execute(
         "INSERT INTO pgqueue.job (queue, name, priority, key, payload)"
@@ -317,7 +326,7 @@ def brief(desk: LaneDesk) -> None:
 
 
 def test_keys_of_a_long_backlog_are_routed_now_and_then_while_lanes_give_enough(
-    conn: Connection, a: Holder
+    conn: Connection, a: Holder, now: float
 ) -> None:
     """Routing looks up the lane of each job once; jobs that are gone when it comes to them cost nothing."""
     fill(conn, 3 * WINDOW, over=100)
@@ -334,7 +343,6 @@ def test_keys_of_a_long_backlog_are_routed_now_and_then_while_lanes_give_enough(
     assert max(pos for _, _, pos in new) == max(desk.intake._lane_floors)
     routing = desk.intake._routing
     floor = desk.intake.floors.route[QUEUE]
-    now = time.monotonic()
     assert routing.due(now) == {}
     assert routing.due(now + 0.6) == {QUEUE: floor}
     assert routing.due(now + 0.7) == {}  # the round behind that one
@@ -346,7 +354,9 @@ def test_keys_of_a_long_backlog_are_routed_now_and_then_while_lanes_give_enough(
     assert routing.due(now) == {QUEUE: floor}
 
 
-def test_lanes_of_one_key_in_two_queues_are_held_as_they_stand(conn: Connection, a: Holder) -> None:
+def test_lanes_of_one_key_in_two_queues_are_held_as_they_stand(
+    conn: Connection, a: Holder, now: float
+) -> None:
     conn.execute(
         "INSERT INTO pgqueue.job (queue, name, priority, key, payload)"
         " SELECT q, 'work', n % 3, 'k' || n % 60, 'null' FROM generate_series(1, 600) n,"
@@ -380,7 +390,7 @@ def test_lanes_of_one_key_in_two_queues_are_held_as_they_stand(conn: Connection,
 
 
 def test_a_queue_whose_routing_has_caught_up_is_routed_by_every_claim_of_lanes(
-    conn: Connection, a: Holder
+    conn: Connection, a: Holder, now: float
 ) -> None:
     fill(conn, 30, over=3)
     desk = LaneDesk(a)
@@ -392,9 +402,9 @@ def test_a_queue_whose_routing_has_caught_up_is_routed_by_every_claim_of_lanes(
         assert [row[1] < WINDOW for row in out.routed] == [True]
     routing = desk.intake._routing
     routing._floors.route["elsewhere"] = 0
-    routing.took(["elsewhere"], [(1, WINDOW, 7)], 0, time.monotonic())
+    routing.took(["elsewhere"], [(1, WINDOW, 7)], 0, now)
     routing.enough = True
-    assert routing.due(time.monotonic()).keys() == {QUEUE}  # one that is behind keeps no other from it
+    assert routing.due(now).keys() == {QUEUE}  # one that is behind keeps no other from it
 
 
 def test_as_many_lanes_are_locked_as_their_jobs_are_worth(conn: Connection, a: Holder) -> None:

@@ -322,7 +322,7 @@ def step(n: int, job: Job) -> None:
 @app.job("waits")
 def waits(n: int, job: Job) -> None:
     ran.append((n, job.attempt))
-    gate.wait(10)
+    gate.wait(100)
 
 
 @app.job("astep", on_dead="block", max_attempts=1)

@@ -203,7 +203,7 @@ def count(connection: Connection, table: str) -> int:
 
 
 def play(dsn: str, seconds: float) -> History:
-    """Produce and work for so long, then work in peace until nothing is left."""
+    """Produce and work for so long, and until something has happened; then work in peace until nothing is left."""
     history, lock = History(), threading.Lock()
     stop_producing, stop = threading.Event(), threading.Event()
     holders = [Holder(dsn, nonce) for nonce in range(1, 6)]
@@ -216,9 +216,10 @@ def play(dsn: str, seconds: float) -> History:
         for thread in producers + workers:
             thread.start()
         stop_producing.wait(seconds)
+        eventually(lambda: history.errors or len(history.acked) > 500)
         stop_producing.set()
         for thread in producers:
-            thread.join(10)
+            thread.join(60)
         for crew in crews:
             crew.calm = True
         with psycopg.connect(dsn) as connection:
@@ -228,7 +229,7 @@ def play(dsn: str, seconds: float) -> History:
         stop_producing.set()
         stop.set()
         for thread in workers:
-            thread.join(10)
+            thread.join(60)
         for holder in holders:
             holder.connection.close()
     assert history.errors == []
@@ -244,7 +245,6 @@ def test_keys_keep_their_order_and_no_job_is_lost_or_done_twice(dsn: str) -> Non
         assert deadlocks == (0,)
         assert count(connection, "dead_job") == len(history.dead)
     done = history.acked
-    assert len(done) > 500, "too little happened"
     assert len(done) == len(set(done)), "a job was acknowledged twice"
     assert set(done).isdisjoint(history.dead)
     assert set(done) | set(history.dead) == set(history.visible), "a job was lost, or one came from nowhere"

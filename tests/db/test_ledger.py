@@ -132,7 +132,7 @@ def test_a_take_that_waits_for_another_follows_its_fate(conn: Connection, dsn: s
             conn.rollback()
         else:
             conn.commit()
-        assert waiting.result(10) == ([second.claim.id] if rollback else [])
+        assert waiting.result(60) == ([second.claim.id] if rollback else [])
 
 
 def test_a_take_that_waited_for_one_key_sees_who_took_the_next_one_meanwhile(
@@ -162,7 +162,7 @@ def test_a_take_that_waited_for_one_key_sees_who_took_the_next_one_meanwhile(
         assert taken(runs, [Keyed(claim=first.claim, name=first.name, key="b")]) == [first.claim.id]
         runs.commit()
         conn.rollback()
-        assert waiting.result(10) == [other.claim.id]
+        assert waiting.result(60) == [other.claim.id]
 
 
 def test_keys_are_locked_in_one_order_whoever_asks(conn: Connection, dsn: str) -> None:
@@ -183,7 +183,7 @@ def test_keys_are_locked_in_one_order_whoever_asks(conn: Connection, dsn: str) -
 
     def finish(claims: list[Claim]) -> int:
         with psycopg.connect(dsn) as own:
-            own.execute("SET lock_timeout = '10s'")
+            own.execute("SET lock_timeout = '60s'")
             return len(execute(own, apply(claims)))
 
     with ThreadPoolExecutor(4) as pool:

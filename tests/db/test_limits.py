@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from pgqueue import App, BadOption
-from tests.db.limited import Gauge, Start, workers
+from pgqueue import App, BadOption, Job
+from tests.db.limited import Begun, Gauge, Start, begun, quickest, workers
 from tests.server import Connection
 from tests.waiting import eventually
 
@@ -87,7 +86,7 @@ def test_a_saturated_limit_does_not_delay_other_jobs(conn: Connection, start: St
     eventually(lambda: gauge.inside == 1)
     run.enqueue(conn)
     conn.commit()
-    assert other.wait(10)
+    assert other.wait(60)
     assert gauge.inside == 1
     gauge.open.set()
 
@@ -112,7 +111,7 @@ def test_a_hundred_thousand_jobs_of_a_saturated_name_delay_no_other(
     eventually(lambda: gauge.inside == 1, timeout=60)
     run.enqueue(conn)
     conn.commit()
-    assert other.wait(10)
+    assert other.wait(60)
     assert gauge.inside == 1
     gauge.open.set()
     conn.execute("DELETE FROM pgqueue.job WHERE lease = 0")
@@ -137,12 +136,10 @@ def test_a_lost_worker_gives_its_slots_back_when_its_lease_ends(
             "ARRAY['export'], 5, 5, 5, 77, interval '1 s')"
         ).fetchall()
         assert len(rows) == 3
-    began = time.monotonic()
     start(app)
-    eventually(lambda: none_left(conn), timeout=30)
+    eventually(lambda: none_left(conn), timeout=10)
     assert gauge.done == 3
     assert gauge.most == 1
-    assert time.monotonic() - began < 20
 
 
 def test_a_limited_job_takes_no_ordering_key_and_a_limit_is_a_positive_number(
@@ -159,25 +156,24 @@ def test_a_limited_job_takes_no_ordering_key_and_a_limit_is_a_positive_number(
         app.job("none", limit=0)
 
 
-def test_a_rate_holds_over_all_workers_and_over_an_empty_queue(conn: Connection, start: Start) -> None:
-    app, begun = App(), []
+def test_a_rate_holds_over_all_workers_and_over_an_empty_queue(
+    conn: Connection, start: Start, dsn: str
+) -> None:
+    app, jobs = App(), list[Begun]()
 
     @app.job("call", rate="10/s", limit=2)
-    def call(n: int) -> None:
-        begun.append(time.monotonic())
+    def call(n: int, job: Job) -> None:
+        jobs.append(begun(dsn, job))
 
     for _ in range(2):
         start(app)
     for n in range(30):
         if n == 15:  # an empty queue in between must not grant a new burst
-            eventually(lambda: len(begun) == 15, timeout=30)
+            eventually(lambda: len(jobs) == 15, timeout=30)
         call.enqueue(conn, n)
         conn.commit()
-    eventually(lambda: len(begun) == 30, timeout=30)
-    for first, later in zip(
-        begun, begun[12:], strict=False
-    ):  # 12 more need at least a second, less the burst of 2
-        assert later - first >= 0.95
+    eventually(lambda: len(jobs) == 30, timeout=30)
+    assert quickest(jobs, 12) >= 0.95  # 12 more need at least a second, less the burst of 2
 
 
 def test_a_rate_can_be_changed_while_jobs_wait(conn: Connection, start: Start, dsn: str) -> None:

@@ -121,6 +121,7 @@ def test_many_who_ask_are_one_look_at_the_database(
     page: Metrics, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = shown(page)
+    monkeypatch.setattr(metrics, "FRESH", 3600.0)
     conn.execute("INSERT INTO pgqueue.outbox (event_type, payload, aggregate_id) VALUES ('e', '{}', 'a')")
     conn.commit()
     assert shown(page) == first

@@ -155,7 +155,7 @@ def test_ten_processes_at_once_end_with_one_schema_and_no_error(empty_dsn: str, 
         subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(10)
     ]
     for process in running:
-        _, complaint = process.communicate(timeout=60)
+        _, complaint = process.communicate(timeout=180)
         assert process.returncode == 0, complaint
     assert catalog(empty_dsn) == catalog(dsn)
     assert one(empty_dsn, "SELECT count(*) FROM pgqueue.alembic_version") == 1
@@ -197,7 +197,7 @@ def test_a_lock_given_up_between_two_tries_lets_the_migration_through(dsn: str) 
         eventually(lambda: waits_for_a_lock(dsn))
         eventually(lambda: not waits_for_a_lock(dsn))
         other.rollback()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     assert migrate.current(dsn) is None
 
@@ -213,7 +213,7 @@ def test_kill_9_in_the_middle_leaves_the_old_revision_whole_and_the_lock_free(ds
         process = subprocess.Popen([sys.executable, "-c", code])
         eventually(lambda: waits_for_a_lock(dsn), timeout=30)
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(60)
     eventually(lambda: not waits_for_a_lock(dsn))
     assert catalog(dsn) == before
     migrate.downgrade(dsn, "base")

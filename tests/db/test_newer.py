@@ -100,7 +100,7 @@ def test_two_consumers_at_once_leave_the_newest_whoever_commits_last(dsn: str, c
         shuffled = [(key, version) for key in keys for version in VERSIONS]
         random.Random(seed).shuffle(shuffled)
         with psycopg.connect(dsn) as handle:
-            begin.wait(10)
+            begin.wait(60)
             for key, version in shuffled:
                 if inbox.newer(handle, **WHO, aggregate_id=key, version=version):
                     apply(handle, key, version)
@@ -110,7 +110,7 @@ def test_two_consumers_at_once_leave_the_newest_whoever_commits_last(dsn: str, c
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert states(conn) == {5}
 
 
@@ -132,11 +132,11 @@ def test_jobs_of_five_versions_in_any_order_end_in_the_newest_though_some_fail_a
     random.Random(7).shuffle(prices)
     set_price.enqueue_many(conn, prices)
     conn.commit()
-    drain(app, dsn)
+    drain(app, dsn, timeout=100)
     # Retries are delayed by an instant, which drain does not wait for.
     while conn.execute("SELECT FROM pgqueue.job").rowcount:
         conn.execute("UPDATE pgqueue.job SET run_at = clock_timestamp() WHERE run_at IS NOT NULL")
         conn.commit()
-        drain(app, dsn)
+        drain(app, dsn, timeout=100)
     assert states(conn) == {5}
     assert conn.execute("SELECT FROM pgqueue.dead_job").rowcount == 0

@@ -99,7 +99,7 @@ def test_ordered_writers_of_one_aggregate_take_turns_before_they_draw_a_number(
     eventually(lambda: waits(dsn))
     relay.step()
     first.commit()
-    thread.join(10)
+    thread.join(60)
     relay.drain()
     assert len(relay.log) == 2
     assert not inversions(relay.log)
@@ -109,7 +109,7 @@ def test_ordered_writers_of_different_aggregates_do_not_wait(
     pair: tuple[Connection, Connection], relay: Stepper
 ) -> None:
     first, second = pair
-    second.execute("SET lock_timeout = '5s'")
+    second.execute("SET lock_timeout = '60s'")
     for write in ORDERED.values():
         write(first, "x")
         write(second, "y")
@@ -142,7 +142,7 @@ def test_many_ordered_events_keep_the_order_given_and_lock_their_aggregates_in_o
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert len(made) == 20
 
 

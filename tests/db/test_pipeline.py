@@ -153,7 +153,7 @@ def test_a_connection_that_is_lost_is_an_operational_error_and_closed(dsn: str, 
             p.begin()
             p.send(ask("SELECT 1"))
             p.flush()
-            other.execute("SELECT pg_terminate_backend(%s, 5000)", [line.info.backend_pid])
+            other.execute("SELECT pg_terminate_backend(%s, 60000)", [line.info.backend_pid])
             p.commit()
 
     with pytest.raises(psycopg.OperationalError):

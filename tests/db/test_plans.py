@@ -270,8 +270,8 @@ def test_without_its_index_the_guard_of_the_lanes_fails(dsn: str, index: str) ->
         pytest.skip(why)
     with Holder(dsn) as holder:
         holder.begin()
-        holder.connection.execute("SET LOCAL statement_timeout = '2s'")
         drop_index(holder.connection, index)
+        holder.connection.execute("SET LOCAL statement_timeout = '2s'")
         with pytest.raises(
             (AssertionError, psycopg.errors.InvalidColumnReference, psycopg.errors.QueryCanceled)
         ):

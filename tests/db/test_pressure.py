@@ -118,7 +118,7 @@ def test_a_full_queue_refuses_a_job_and_the_transaction_goes_on(conn: Connection
         ({"max_depth": 100}, {"blocked": 100}, True),
         ({"max_depth": 100}, {"in_flight": 100}, True),
         ({"max_depth": 100}, {"delayed": 5_000}, False),
-        ({"max_depth": 100}, {"ready": 5_000, "ago": 29.0}, True),
+        ({"max_depth": 100}, {"ready": 5_000, "ago": 20.0}, True),
         ({"max_depth": 100}, {"ready": 5_000, "ago": 31.0}, False),
         ({"max_age": 60}, {"ready": 5_000, "oldest": 59.0}, False),
         ({"max_age": 60}, {"ready": 1, "oldest": 60.0}, True),
@@ -306,13 +306,17 @@ def touched(conn: Connection, queue: str) -> int:
     """Count the buffers that an enqueue into a queue touches, on a warm connection."""
     for _ in range(8):  # past the custom plans
         conn.execute("SELECT pgqueue.enqueue('send-receipt', '1', queue => %s)", [queue])
-    found = conn.execute(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT pgqueue.enqueue('send-receipt', '1', queue => %s)",
-        [queue],
-    ).fetchone()
-    assert found
-    plan: dict[str, Any] = found[0][0]["Plan"]  # type: ignore[index]
-    return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+    def look() -> int:
+        found = conn.execute(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT pgqueue.enqueue('send-receipt', '1', queue => %s)",
+            [queue],
+        ).fetchone()
+        assert found
+        plan: dict[str, Any] = found[0][0]["Plan"]  # type: ignore[index]
+        return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+    return min(look() for _ in range(3))  # autovacuum may have the plans made anew at any moment
 
 
 def test_a_limit_costs_a_few_buffers_where_it_is_set_and_nothing_elsewhere(conn: Connection) -> None:

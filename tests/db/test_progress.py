@@ -22,6 +22,7 @@ from tests.server import Connection
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
+LOCK_WAITER = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def start(dsn: str) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(app: App, **settings: Any) -> Worker:
-            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 10.0, "grace": 5.0, **settings}))
+            worker = Worker(app, dsn, WorkerSettings(**{"visibility": 30.0, "grace": 5.0, **settings}))
             worker.start()
             stack.callback(worker.stop)
             return worker
@@ -77,11 +78,9 @@ def test_a_late_checkpoint_that_waited_for_its_successor_s_is_refused(conn: Conn
         answer: list[bool] = []
         late = threading.Thread(target=lambda: answer.append(old.run(checkpoint(token(mine), '"old"'))))
         late.start()
-        eventually(
-            lambda: seen(conn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") and True
-        )
+        eventually(lambda: seen(conn, LOCK_WAITER) != [])
         new.commit()
-        late.join(10)
+        late.join(60)
         assert answer == [False]
         assert new.run(state(job_id)) == '"new"'
 
@@ -149,7 +148,7 @@ def test_people_see_how_far_a_running_job_is(conn: Connection, start: Start) -> 
     def report(job: Job) -> None:
         for page in range(100):
             job.progress(page / 200, f"page {page}")
-        go.wait(20)
+        go.wait(100)
 
     ref = report.enqueue(conn)
     conn.commit()
@@ -179,7 +178,7 @@ def test_the_handler_learns_at_its_checkpoint_that_its_lease_is_lost(
         if job.attempt > 1:
             return
         reached.set()
-        go.wait(20)
+        go.wait(100)
         try:
             job.checkpoint(1)
         except LeaseLost as error:
@@ -189,11 +188,12 @@ def test_the_handler_learns_at_its_checkpoint_that_its_lease_is_lost(
     ref = report.enqueue(conn)
     conn.commit()
     start(app)
-    assert reached.wait(20)
+    assert reached.wait(60)
     with psycopg.connect(dsn, autocommit=True) as other:
         other.execute("UPDATE pgqueue.job SET lease = lease + 1, deadline = now() - interval '1 s'")
     go.set()
-    eventually(lambda: seen(conn, "SELECT count(*) FROM pgqueue.job") == [(0,)], timeout=20)
+    eventually(lambda: seen(conn, "SELECT count(*) FROM pgqueue.job") == [(0,)])
+    eventually(lambda: told)  # the second attempt may end before the first goes on
     assert told == [ref.id]
 
 
@@ -204,7 +204,8 @@ def test_a_checkpoint_waits_for_a_database_that_comes_back(conn: Connection, dsn
     def report(job: Job) -> None:
         with psycopg.connect(dsn, autocommit=True) as other:
             other.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgqueue-worker%'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'pgqueue-worker%' AND datname = current_database()"
             )
         job.checkpoint("kept")
         kept.append(job.state)

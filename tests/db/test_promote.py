@@ -83,7 +83,7 @@ def test_a_locked_job_is_passed(conn: Connection, a: Holder) -> None:
     fall_due(conn, made)
     conn.commit()
     conn.execute("UPDATE pgqueue.job SET headers = '{}' WHERE id = %s", [made[1]])
-    a.connection.execute("SET statement_timeout = '2s'")
+    a.connection.execute("SET statement_timeout = '60s'")
     assert now(a).count == 2
     conn.rollback()
     assert now(a).count == 1
@@ -129,5 +129,5 @@ def test_who_waits_for_promoted_jobs_is_told(conn: Connection, a: Holder) -> Non
     conn.execute(f'LISTEN "{channel[0]}"'.encode())
     conn.commit()
     a.run(notify(["default", "default"]))
-    told = list(conn.notifies(timeout=5, stop_after=1))
+    told = list(conn.notifies(timeout=60, stop_after=1))
     assert [(note.channel, note.payload) for note in told] == [(channel[0], "")]

@@ -184,24 +184,24 @@ def test_marks_of_two_relays_on_the_same_events_do_not_deadlock(dsn: str, conn: 
     def mark() -> None:
         with connect(dsn, "marker") as relay:
             for _ in range(5):
-                begin.wait(10)
+                begin.wait(60)
                 try:
                     write(relay, Ledger(confirmed=set(ids)), keep=True, policy=BLOCK)
                 except BaseException as error:  # noqa: BLE001 - the test looks at it
                     failed.append(error)
-                begin.wait(10)
+                begin.wait(60)
 
     threads = [threading.Thread(target=mark) for _ in range(2)]
     for thread in threads:
         thread.start()
     for _ in range(5):
-        begin.wait(10)
-        begin.wait(10)
+        begin.wait(60)
+        begin.wait(60)
         assert one(conn, "SELECT count(*) FROM pgqueue.outbox WHERE published_at IS NULL") == 0
         conn.execute("UPDATE pgqueue.outbox SET published_at = NULL")
         conn.commit()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not failed
 
 

@@ -161,7 +161,7 @@ def test_two_at_once_copy_each_event_once_and_in_order(conn: Connection, dsn: st
 
     def work() -> None:
         with psycopg.connect(dsn, autocommit=True) as own:
-            together.wait(10)
+            together.wait(60)
             while (done := execute(own, replay.copy(begun.id, n=1))) is not None and not done.ended:
                 pass
 
@@ -169,7 +169,7 @@ def test_two_at_once_copy_each_event_once_and_in_order(conn: Connection, dsn: st
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert [row[0] for row in copies(conn)] == [n for n in range(1, 61) if n % 3 < 2]
 
 

@@ -51,7 +51,7 @@ class Running:
         self.told: list[Event] = []
         bus = Bus()
         bus.subscribe(Event, self.told.append)
-        config = RelayConfig(dsn=dsn, name="relay", source="/s", lease=2.0)
+        config = RelayConfig(dsn=dsn, name="relay", source="/s", lease=60.0)
         self.relay = Relay(config, Routes({"*": self.a, "b": self.b}), bus)
 
     def heard(self, kind: type[Event]) -> list[Any]:
@@ -81,7 +81,7 @@ def running(request: pytest.FixtureRequest, dsn: str) -> Iterator[Running]:
     yield made
     made.a.resume()
     made.b.resume()
-    made.relay.stop(10)
+    made.relay.stop(60)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import pytest
 from psycopg import sql
 
 from pgqueue.events import Bus, Event, LoopFailed, LoopRecovered
-from relay import Outbox, publishing
+from pgqueue.loop import IdlePoll
+from relay import Outbox, publishing, upkeep
 from relay.config import RelayConfig
 from relay.cycle import cycle
 from relay.event import Event as OutboxEvent
@@ -87,11 +88,11 @@ def start(dsn: str) -> Iterator[Starter]:
             bus = Bus()
             bus.subscribe(Event, told.append)
             chosen = MemorySink() if sink is None else sink
-            given: dict[str, Any] = {"dsn": dsn, "name": "relay", "source": "/s", "lease": 2.0}
+            given: dict[str, Any] = {"dsn": dsn, "name": "relay", "source": "/s", "lease": 60.0}
             config = RelayConfig(**(given | options))
             relay = Relay(config, chosen, bus)
             relay.start()
-            stack.callback(relay.stop, 5)
+            stack.callback(relay.stop, 60)
             if hasattr(chosen, "resume"):
                 stack.callback(chosen.resume)
             return Started(relay, chosen, told)
@@ -143,29 +144,39 @@ def test_the_first_sample_counts_the_partitions_that_were_just_taken(start: Star
     assert relay.heard(OutboxSampled)[0].orphan_partitions == 0
 
 
-def test_an_idle_relay_is_woken_by_the_commit(start: Starter, watch: Connection) -> None:
-    relay = start(longest_poll=60.0)
+def test_an_idle_relay_is_woken_by_the_commit(
+    start: Starter, watch: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(IdlePoll, "delay", lambda _: 60.0)
+    relay = start()
     eventually(lambda: relay.parts == 64)
-    relay.relay._publishing._poll._next = 60.0
     eventually(lambda: watch.execute("SELECT is_called FROM pgqueue.outbox_idle").fetchone() == (True,))
     began = time.monotonic()
     for n in range(5):
+        eventually(lambda: relay.relay._wake._waiting)
         add(watch, f"a{n}")
-        eventually(lambda n=n: len(relay.sink.accepted) == n + 1, 5, look=0.001)  # type: ignore[misc]
-        relay.relay._publishing._poll._next = 60.0
-    assert time.monotonic() - began < 30, "one poll would take longer"
+        eventually(lambda n=n: len(relay.sink.accepted) == n + 1, look=0.001)  # type: ignore[misc]
+    assert time.monotonic() - began < 40, "five times a third of a lease would take longer"
+
+
+def shares(relays: Sequence[Started]) -> list[int]:
+    """Let relays share the partitions now, a third of a lease early; return how many each believes to own."""
+    for one in relays:
+        one.relay._publishing._rebalance_at = 0.0
+        one.relay._wake.set()
+    return sorted(one.parts for one in relays)
 
 
 def test_relays_share_the_partitions_and_take_over_from_one_that_leaves(
     start: Starter, watch: Connection
 ) -> None:
     relays = [start() for _ in range(3)]
-    eventually(lambda: sorted(r.parts for r in relays) == [20, 22, 22])
+    eventually(lambda: shares(relays) == [20, 22, 22])
     owners = "SELECT count(DISTINCT owner) FROM pgqueue.relay_partition"
     assert watch.execute(owners).fetchone() == (3,)
-    assert relays[0].relay.stop(5)
+    assert relays[0].relay.stop(60)
     assert watch.execute("SELECT count(*) FROM pgqueue.relay").fetchone() == (2,)
-    eventually(lambda: sorted(r.parts for r in relays[1:]) == [32, 32])
+    eventually(lambda: shares(relays[1:]) == [32, 32])
     add(watch, *[f"a{n}" for n in range(200)])
     drained(watch)
     assert all(len(r.sink.accepted) > 20 for r in relays[1:])
@@ -180,17 +191,20 @@ def test_a_stop_finishes_the_batch_marks_it_and_gives_everything_back(
     add(watch, "a", "b")
     eventually(sink.in_publish.is_set)
     stopped: list[bool] = []
-    stopping = threading.Thread(target=lambda: stopped.append(relay.relay.stop(10)))
+    stopping = threading.Thread(target=lambda: stopped.append(relay.relay.stop(60)))
     stopping.start()
     sink.resume()
-    stopping.join(10)
+    stopping.join(60)
     assert stopped == [True]
     assert unpublished(watch) == 0
     assert watch.execute("SELECT count(owner) FROM pgqueue.relay_partition").fetchone() == (0,)
     assert watch.execute("SELECT count(*) FROM pgqueue.relay").fetchone() == (0,)
 
 
-def test_no_transaction_is_open_while_the_sink_stalls(start: Starter, watch: Connection) -> None:
+def test_no_transaction_is_open_while_the_sink_stalls(
+    start: Starter, watch: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "PRUNE_EVERY_S", 1e9)  # that is a transaction, of its own
     relay = start(sink := MemorySink())
     eventually(lambda: relay.parts == 64)
     sink.stalled.set()
@@ -252,7 +266,7 @@ def test_with_a_backlog_the_next_batch_is_read_while_the_sink_works(
         def publish(self, events: Sequence[OutboxEvent]) -> Sequence[Receipt]:
             receipts = super().publish(events)
             if self.calls == 3:  # the first batch comes before anything is proven
-                eventually(lambda: looks.count > self.calls, 10)
+                eventually(lambda: looks.count > self.calls)
             return receipts
 
     fill(watch, 2_000)
@@ -415,7 +429,7 @@ def test_a_relay_that_hangs_in_its_sink_loses_its_partitions_and_inverts_nothing
     eventually(slow.in_publish.is_set)
     eventually(lambda: stalled.relay.stalled() is not None)
     other = start(quick, lease=1.0, send_timeout=0.2)
-    eventually(lambda: other.parts == 64, 15)
+    eventually(lambda: other.parts == 64)
     drained(watch)
     add(watch, *[f"a{n % 7}" for n in range(50)])
     drained(watch)
@@ -438,7 +452,7 @@ def test_a_table_that_somebody_locks_is_waited_for(start: Starter, watch: Connec
         migration.rollback()
     add(watch, "a")
     drained(watch)
-    assert len(relay.heard(LoopRecovered)) >= 1
+    eventually(lambda: relay.heard(LoopRecovered))
 
 
 def test_the_defaults_of_the_role_do_not_matter(start: Starter, watch: Connection) -> None:
@@ -478,11 +492,15 @@ IDLE_FOR_A_WHILE = (
 
 
 def test_old_events_are_pruned_while_the_relay_runs(start: Starter, watch: Connection) -> None:
-    relay = start(retention=timedelta(milliseconds=1))
+    relay = start(retention=timedelta(microseconds=1))
     add(watch, "a", "b")
     drained(watch)
-    relay.relay._upkeep._prune_at = 0
-    eventually(lambda: relay.heard(Pruned))
+
+    def pruned() -> list[Any]:
+        relay.relay._upkeep._prune_at = 0
+        return relay.heard(Pruned)
+
+    eventually(pruned)
     assert watch.execute("SELECT count(*) FROM pgqueue.outbox").fetchone() == (0,)
 
 
@@ -490,4 +508,4 @@ def test_an_app_without_a_database_waits_for_it(start: Starter, dsn: str) -> Non
     relay = start(dsn=dsn.replace("/pgqueue_", "/nowhere_pgqueue_"))
     eventually(lambda: relay.told[2:])
     assert relay.relay.stalled() is None
-    assert relay.relay.stop(5)
+    assert relay.relay.stop(60)

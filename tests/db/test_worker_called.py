@@ -60,14 +60,14 @@ class Jobs:
         @self.app.job("slow")
         def slow() -> None:
             self.ran.append("slow")
-            self.gate.wait(20)
+            self.gate.wait(100)
 
     def run(self, conn: Connection, name: str, **options: Any) -> None:
         """Enqueue a job and wait until it has begun."""
         before = len(self.ran)
         enqueue(conn, name=name, payload=None, **options)
         conn.commit()
-        eventually(lambda: len(self.ran) > before, timeout=5)
+        eventually(lambda: len(self.ran) > before)
 
 
 def rested(worker: Worker) -> bool:
@@ -81,12 +81,12 @@ def test_a_job_for_an_idle_worker_is_taken_by_the_look_that_was_made_ready(
     jobs = Jobs()
     worker = start(jobs.app)
     for turn in range(5):
-        eventually(lambda: rested(worker), timeout=20)
+        eventually(lambda: rested(worker))
         jobs.run(conn, "plain")
         assert len(jobs.ran) == turn + 1
     assert len(fired) >= 3
     assert all(wish.few for flight in fired for wish in flight.plan.wishes)
-    eventually(lambda: not worker._hand.held, timeout=5)
+    eventually(lambda: not worker._hand.held)
 
 
 def test_a_first_look_that_finds_nothing_is_followed_by_a_whole_one(
@@ -101,7 +101,7 @@ def test_a_first_look_that_finds_nothing_is_followed_by_a_whole_one(
         ("plain", {}),
         ("keyed", {"key": "l"}),
     ]:
-        eventually(lambda: rested(worker), timeout=20)
+        eventually(lambda: rested(worker))
         jobs.run(conn, name, **options)
     assert jobs.ran == ["plain", "plain", "keyed", "plain", "keyed"]
     assert fired
@@ -113,7 +113,7 @@ def test_a_slot_that_is_kept_for_a_queue_has_its_first_look_too(
     jobs = Jobs()
     worker = start(jobs.app, queues=("critical", "default", "bulk"), reserved={"critical": 1})
     for queue in ("default", "critical", "bulk", "critical", "default"):
-        eventually(lambda: rested(worker), timeout=20)
+        eventually(lambda: rested(worker))
         jobs.run(conn, "plain", queue=queue)
     assert len(fired) >= 3
     assert all(len(flight.plan.wishes) == 2 for flight in fired)
@@ -125,14 +125,14 @@ def test_a_keyed_job_beside_the_one_a_first_look_has_found_does_not_wait_for_its
     jobs = Jobs()
     worker = start(jobs.app)
     for _ in range(2):
-        eventually(lambda: rested(worker), timeout=20)
+        eventually(lambda: rested(worker))
         jobs.run(conn, "plain")
-    eventually(lambda: rested(worker), timeout=20)
+    eventually(lambda: rested(worker))
     enqueue(conn, name="slow", payload=None)
     enqueue(conn, name="keyed", payload=None, key="k")
     conn.commit()
-    eventually(lambda: "keyed" in jobs.ran, timeout=5)
-    assert "slow" in jobs.ran
+    eventually(lambda: "keyed" in jobs.ran)
+    eventually(lambda: "slow" in jobs.ran)
     jobs.gate.set()
 
 
@@ -140,10 +140,10 @@ def test_a_worker_is_called_though_its_pulse_does_not_beat(
     conn: Connection, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = threading.Event()
-    monkeypatch.setattr(Pulse, "_turn", lambda _: held.wait(30))
+    monkeypatch.setattr(Pulse, "_turn", lambda _: held.wait(100))
     jobs = Jobs()
     worker = start(jobs.app)
-    eventually(lambda: rested(worker), timeout=20)
+    eventually(lambda: rested(worker))
     jobs.run(conn, "plain")
     held.set()
 
@@ -152,23 +152,23 @@ def test_a_pause_beats_the_look_that_was_made_ready(conn: Connection, start: Sta
     jobs = Jobs()
     worker = start(jobs.app)
     for _ in range(2):
-        eventually(lambda: rested(worker), timeout=20)
+        eventually(lambda: rested(worker))
         jobs.run(conn, "plain")
     conn.execute(
         "INSERT INTO pgqueue.queue (name, paused) VALUES ('default', true)"
         " ON CONFLICT (name) DO UPDATE SET paused = true"
     )
     conn.commit()
-    eventually(lambda: bool(worker._engine._intake.paused.queues), timeout=5)
-    eventually(lambda: rested(worker), timeout=20)
+    eventually(lambda: bool(worker._engine._intake.paused.queues))
+    eventually(lambda: rested(worker))
     enqueue(conn, name="plain", payload=None)
     conn.commit()
     looked = worker._engine.alive_at
-    eventually(lambda: worker._engine.alive_at > looked, timeout=5)
+    eventually(lambda: worker._engine.alive_at > looked)
     assert len(jobs.ran) == 2
     conn.execute("UPDATE pgqueue.queue SET paused = false")
     conn.commit()
-    eventually(lambda: len(jobs.ran) == 3, timeout=5)
+    eventually(lambda: len(jobs.ran) == 3)
 
 
 def test_a_lost_connection_of_an_idle_worker_is_noticed_at_once_and_jobs_are_heard_of_again(
@@ -178,13 +178,13 @@ def test_a_lost_connection_of_an_idle_worker_is_noticed_at_once_and_jobs_are_hea
     worker = start(jobs.app)
     back = threading.Event()
     worker.bus.subscribe(LoopRecovered, lambda event: back.set() if event.loop == "claim" else None)
-    eventually(lambda: rested(worker), timeout=20)
+    eventually(lambda: rested(worker))
     rounds = worker._engine._rounds
     assert rounds is not None
     conn.execute("SELECT pg_terminate_backend(%s)", [rounds.connection.info.backend_pid])
     conn.commit()
     began = time.monotonic()
-    assert back.wait(10)
-    assert time.monotonic() - began < 10
-    eventually(lambda: rested(worker), timeout=20)
+    assert back.wait(60)
+    assert time.monotonic() - began < 20
+    eventually(lambda: rested(worker))
     jobs.run(conn, "plain")

@@ -79,7 +79,7 @@ def test_a_keyed_job_below_the_floor_of_routing_is_found_whatever_stands_before_
     conn.commit()
     monkeypatch.setattr(sweep, "WHOLE", 0.1)
     worker._engine._sweeper._route_at.clear()  # the minute is over
-    eventually(lambda: 7 in effects.ns("end"), 20)
+    eventually(lambda: 7 in effects.ns("end"))
 
 
 def test_the_look_at_all_keyed_jobs_takes_one_window_a_sweep_and_ends(
@@ -93,7 +93,7 @@ def test_the_look_at_all_keyed_jobs_takes_one_window_a_sweep_and_ends(
     conn.commit()
     worker = start()
     sweeper = worker._engine._sweeper
-    eventually(lambda: "default" in sweeper._route_at and not sweeper._route_from, 20)
+    eventually(lambda: "default" in sweeper._route_at and not sweeper._route_from)
     before = dict(sweeper._route_at)
     every.work.using(key="k").enqueue(conn, Work(n=1))
     conn.commit()

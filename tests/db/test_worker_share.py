@@ -118,7 +118,7 @@ def test_a_critical_job_runs_at_once_on_its_slot_beside_a_large_backlog_of_slow_
         every.work.using(queue="critical", key=key).enqueue(conn, Work(n=n))
         conn.commit()
         committed_at = time.monotonic()
-        eventually(lambda n=n: n in effects.ns("end"), 5, look=0.005)  # type: ignore[misc]
+        eventually(lambda n=n: n in effects.ns("end"), look=0.005)  # type: ignore[misc]
         waits.append(max(e.at for e in effects.all("start")) - committed_at)
     # Not one bulk job began or ended meanwhile: the slot was there, and nothing had to make room.
     assert effects.ns("start")[3:] == effects.ns("end") == critical
