@@ -184,7 +184,9 @@ class LoopThread:
 
     def stop(self, last: Coroutine[Any, Any, None] | None) -> None:
         """Run a last coroutine, not longer than a moment; then end the loop and the thread."""
-        asyncio.run_coroutine_threadsafe(self._end(last), self._loop).result(2 * CLOSE_S)
+        end = asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+        with suppress(TimeoutError):  # a process that was paused meanwhile ends all the same
+            end.result(2 * CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
