@@ -7,6 +7,7 @@ They are small and quick to start; the benchmarks give those that need it more r
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -14,13 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import ClassVar
 
 LOOPBACK = "127.0.0.1"
-START_S = 60.0
+START_S = 150.0
 LOOK_S = 0.05
+#: Below where Linux begins to hand out ports: between now and its use nobody gets one of these by chance.
+PORTS = (20_000, 32_768)
 
 
 class NoAnswer(Exception):
@@ -28,11 +31,12 @@ class NoAnswer(Exception):
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with closing(socket.socket()) as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on now, of those that the system gives to nobody who names none."""
+    while True:
+        port = random.randrange(*PORTS)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 def guard() -> list[str]:
@@ -86,7 +90,7 @@ class Broker:
         """End it with SIGKILL."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
             self.process = None
 
     def end(self) -> None:
@@ -258,7 +262,7 @@ class Rabbit(Broker):
         self.kill()
         if self.mapper is not None:
             self.mapper.kill()
-            self.mapper.wait(10)
+            self.mapper.wait(60)
 
     def control(self, *order: str) -> None:
         """Give an order to the running broker."""
@@ -267,7 +271,7 @@ class Rabbit(Broker):
             env={**os.environ, **self.environment()},
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=120,
         )
 
     def command(self) -> Sequence[str]:

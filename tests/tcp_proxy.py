@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
@@ -13,7 +14,11 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class TcpProxy:
-    """Forwards connections to a port of this machine, as told; what is told holds for old and new connections."""
+    """Forwards connections to a port of this machine, as told; what is told holds for old and new connections.
+
+    A system call that a stop of the process interrupts begins again by the number of its file. So threads close their
+    sockets themselves: a new socket could have the number meanwhile.
+    """
 
     def __init__(self, target: int, port: int = 0) -> None:
         self.target = target
@@ -21,6 +26,7 @@ class TcpProxy:
         self.connections = 0
         self.delay = 0.0
         self._listener: socket.socket | None = None
+        self._server: threading.Thread | None = None
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._lock = threading.Lock()
         self._flows = threading.Event()
@@ -48,23 +54,24 @@ class TcpProxy:
         listener.listen(64)
         self.port = listener.getsockname()[1]
         self._listener = listener
-        threading.Thread(target=self._serve, args=[listener], daemon=True).start()
+        self._server = threading.Thread(target=self._serve, args=[listener], daemon=True)
+        self._server.start()
 
     def refuse(self) -> None:
         """Take no connections any more, and cut those there are."""
         listener, self._listener = self._listener, None
-        if listener is not None:
+        if listener is not None and self._server is not None:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+            self._server.join(60)
         self.cut()
 
     def cut(self) -> None:
         """Reset every connection."""
         with self._lock:
-            pairs, self._pairs = self._pairs, set()
-        for pair in pairs:
-            _reset(*pair)
+            for pair in self._pairs:
+                _reset(*pair)
+            self._pairs = set()
 
     def cut_after(self, size: int) -> threading.Event:
         """Reset every connection once so many bytes more went to the broker; return the event of it."""
@@ -96,6 +103,7 @@ class TcpProxy:
             try:
                 client, _ = listener.accept()
             except OSError:
+                listener.close()
                 return
             self.connections += 1
             try:
@@ -109,10 +117,19 @@ class TcpProxy:
             pair = (client, server)
             with self._lock:
                 self._pairs.add(pair)
-            if listener.fileno() == -1:  # refused meanwhile
+            if self._listener is not listener:  # refused meanwhile
                 self.cut()
-            for source, sink, back in ((client, server, False), (server, client, True)):
-                threading.Thread(target=self._pump, args=[pair, source, sink, back], daemon=True).start()
+            threading.Thread(target=self._carry, args=[pair], daemon=True).start()
+
+    def _carry(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        client, server = pair
+        answers = threading.Thread(target=self._pump, args=[pair, server, client, True], daemon=True)
+        answers.start()
+        self._pump(pair, client, server, False)
+        answers.join()
+        with self._lock:
+            client.close()
+            server.close()
 
     def _pump(
         self,
@@ -139,16 +156,17 @@ class TcpProxy:
                         return
                 sink.sendall(data)
         with self._lock:
-            known = pair in self._pairs
-            self._pairs.discard(pair)
-        if known:
-            _reset(*pair)
+            if pair in self._pairs:
+                self._pairs.discard(pair)
+                _reset(*pair)
 
 
 def _reset(*ends: socket.socket) -> None:
-    for end in ends:
-        with contextlib.suppress(OSError):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            end.shutdown(socket.SHUT_RD)
-        with contextlib.suppress(OSError):
-            end.close()
+    """Reset connections; the numbers of their files stay taken, by a socket that is good for nothing."""
+    with socket.socket() as nowhere:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                end.shutdown(socket.SHUT_RD)
+            with contextlib.suppress(OSError):
+                os.dup2(nowhere.fileno(), end.fileno(), inheritable=False)

@@ -53,13 +53,22 @@ class RelayProcess:
     """One relay in a process of its own; a routed one has a second sink, which comes and goes.
 
     `skew` is by how many seconds its clock goes wrong, `sink` the URL of a broker to publish to instead of the file.
+    A `lease` of a second runs out when the machine stalls; where it must not, a test gives a longer one.
     """
 
     def __init__(
-        self, dsn: str, log: Path, name: str, *, routed: bool = False, skew: float = 0.0, sink: str = ""
+        self,
+        dsn: str,
+        log: Path,
+        name: str,
+        *,
+        routed: bool = False,
+        skew: float = 0.0,
+        sink: str = "",
+        lease: float = 1.0,
     ) -> None:
         given = {"dsn": dsn, "name": name, "log": str(log), "routed": routed, "skew": skew, "sink": sink}
-        options = json.dumps(given)
+        options = json.dumps(given | {"lease": lease})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.process.relaying", options], cwd=HERE.parents[2]
         )
@@ -75,13 +84,13 @@ class RelayProcess:
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self) -> int:
         """Ask it to stop; return its exit status."""
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 def repartition(watch: Connection, count: int) -> None:
@@ -134,7 +143,7 @@ class Producers:
         """End when the open transactions have ended."""
         self._over.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(60)
 
     def _produce(self, seed: int) -> None:
         chance = random.Random(seed)
@@ -191,7 +200,13 @@ def main() -> None:
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     config = RelayConfig(
-        dsn=given["dsn"], name=given["name"], source="/s", lease=1.0, send_timeout=1.0, batch=50, pause=0
+        dsn=given["dsn"],
+        name=given["name"],
+        source="/s",
+        lease=given["lease"],
+        send_timeout=1.0,
+        batch=50,
+        pause=0,
     )
     context = SinkContext(
         source="/s",
@@ -210,7 +225,7 @@ def main() -> None:
     while not told.wait(1.0):
         if os.getppid() == 1:  # the test is gone
             os._exit(1)
-    os._exit(0 if relay.stop(10) else 1)
+    os._exit(0 if relay.stop(40) else 1)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def start(log: Path) -> Iterator[Starter]:
 
         def begin(dsn: str, name: str, *, routed: bool = False) -> RelayProcess:
             made = RelayProcess(dsn, log, name, routed=routed)
-            stack.callback(made.process.wait, 10)
+            stack.callback(made.process.wait, 60)
             stack.callback(made.process.kill)
             return made
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -24,6 +23,7 @@ from relay.cli import main
 from relay.cli._service import command as service
 from tests.db.relaying import cleared
 from tests.server import Connection, Server
+from tests.sinks.brokers import free_port
 from tests.sinks.receiver import OK, Answer, Delivery, Receiver
 from tests.waiting import eventually
 
@@ -111,7 +111,7 @@ def test_the_service_writes_lines_and_stops_at_sigterm(start: Starter, writer: C
         (f"outbox:{id_}", "/outbox/tests", "order.placed") for id_ in ids
     ]
     relay.send_signal(signal.SIGTERM)
-    out, err = relay.communicate(timeout=20)
+    out, err = relay.communicate(timeout=60)
     assert (relay.returncode, out) == (0, "")
     assert "started" in err
     assert "drained" in err
@@ -167,7 +167,7 @@ def test_killed_between_publish_and_mark_the_event_comes_again_with_the_same_key
     def answer(_: Delivery) -> Answer:
         if len(receiver.seen) == 1:
             running[0].kill()
-            running[0].wait(10)
+            running[0].wait(60)
         return OK
 
     with Receiver(answer) as receiver:
@@ -191,7 +191,7 @@ def test_a_receiver_that_gives_no_answer_is_logged_once_and_waited_for(
         receiver.answer = lambda _: OK
         eventually(lambda: published(writer) == len(ids))
     relay.terminate()
-    _, err = relay.communicate(timeout=20)
+    _, err = relay.communicate(timeout=60)
     assert err.count("is away") == 1
     assert err.count("is back") == 1
     assert "rejected" not in err
@@ -217,7 +217,7 @@ def test_a_second_signal_ends_the_service_at_once(start: Starter, writer: Connec
         eventually(lambda: hanging, 40)
         relay.send_signal(signal.SIGINT)
         eventually(lambda: _ended_by_another(relay), 20, look=0.3)
-        assert relay.wait(5) == 130
+        assert relay.wait(60) == 130
         hanging.clear()
 
 
@@ -231,9 +231,7 @@ def test_the_health_port_and_file_turn_red_when_the_loop_stalls(
         eventually(lambda: go_on, 30)
         return OK
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def status() -> int:
         try:
@@ -251,7 +249,7 @@ def test_the_health_port_and_file_turn_red_when_the_loop_stalls(
             *("--health-port", str(port), "--health-host", "127.0.0.1", "--health-file", str(alive)),
         )
         eventually(lambda: status() == 200)
-        assert alive.exists()
+        eventually(alive.exists)
         add(writer, "a")
         eventually(lambda: status() == 503, 15)
         eventually(lambda: not alive.exists(), 10)
@@ -280,7 +278,7 @@ def test_rejected_events_are_shown_retried_and_skipped(start: Starter, dsn: str,
         eventually(lambda: published(writer) == 1)
         assert run(dsn, "retry", str(first)).exit_code == 1
         relay.terminate()
-        _, err = relay.communicate(timeout=20)
+        _, err = relay.communicate(timeout=60)
         assert f"parked outbox:{first} attempt=1: HTTP 422: no such customer" in err
 
 

@@ -28,9 +28,9 @@ def start(dsn: str, log: Path) -> Iterator[Starter]:
     """Give a function that starts relay processes, all gone at the end."""
     with ExitStack() as stack:
 
-        def begin(name: str) -> RelayProcess:
-            made = RelayProcess(dsn, log, name)
-            stack.callback(made.process.wait, 10)
+        def begin(name: str, lease: float = 1.0) -> RelayProcess:
+            made = RelayProcess(dsn, log, name, lease=lease)
+            stack.callback(made.process.wait, 60)
             stack.callback(made.process.kill)
             return made
 
@@ -109,7 +109,7 @@ def test_nothing_is_lost_or_inverted_when_the_number_of_partitions_changes(
 
 
 def test_a_relay_that_lives_keeps_the_number_of_partitions(start: Starter, watch: Connection) -> None:
-    start("alive")
+    start("alive", lease=60.0)
     eventually(lambda: alive(watch) == 1, 20)
     with pytest.raises(psycopg.errors.ObjectInUse, match="relays are alive: alive"):
         watch.execute("SELECT pgqueue.outbox_repartition(7)")

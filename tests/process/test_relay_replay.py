@@ -84,7 +84,7 @@ def test_killed_it_goes_on_where_it_was_and_copies_nothing_twice(dsn: str, watch
     for turn in range(3):
         more = ["--resume", _id(watch)] if turn else ["--all"]
         process = subprocess.Popen(
-            [sys.executable, "-c", code, "replay", "--rate", "100", "--yes", *more],
+            [sys.executable, "-c", code, "replay", "--rate", "10", "--yes", *more],
             env={k: v for k, v in os.environ.items() if not k.startswith(("PG", "OUTBOX_"))}
             | {"PGQUEUE_DSN": dsn},
             stdout=subprocess.DEVNULL,
@@ -92,7 +92,7 @@ def test_killed_it_goes_on_where_it_was_and_copies_nothing_twice(dsn: str, watch
         before = len(copied(watch))
         eventually(lambda before=before: len(copied(watch)) > before, 20)  # type: ignore[misc]
         process.kill()
-        process.wait(10)
+        process.wait(60)
     again = run(dsn, "replay", "--all", "--yes")
     assert again.exit_code == 1
     assert f"--resume {_id(watch)}" in again.stderr
@@ -151,7 +151,7 @@ def test_a_terminal_sees_how_far_it_is(dsn: str, watch: Connection) -> None:
         while part := os.read(master, 65_536):
             shown += part
     os.close(master)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert b"replay" in shown
     assert b"100%" in shown
     assert f"{COUNT} events are in the outbox again" in out.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,10 +35,11 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLjSw"
 TEN_MINUTES = 600.0
 MIB = 1024 * 1024
 
-#: Transactions of the relay that are older than a look takes.
+#: Transactions that the relay has left open; a look is at work as long as it takes.
 OPEN = (
     "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database()"
-    " AND application_name LIKE 'outbox-relay%' AND xact_start < clock_timestamp() - interval '3 s'"
+    " AND application_name LIKE 'outbox-relay%' AND state LIKE 'idle in transaction%'"
+    " AND xact_start < clock_timestamp() - interval '3 s'"
 )
 
 outbox = Outbox()
@@ -206,7 +208,7 @@ def test_the_bytes_on_the_wire_are_those_of_the_column_and_the_signature_is_of_t
             eventually(lambda: receiver.kept, 20)
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
         (delivery,) = receiver.kept[:1]
     assert delivery.body == row[0]
     if "e400" not in written:  # which the library reads as infinity
@@ -220,8 +222,8 @@ def test_a_relay_whose_clock_is_wrong_by_ten_minutes_loses_and_inverts_nothing(
     with ExitStack() as stack:
         relays = []
         for name, skew in (("fast", TEN_MINUTES), ("slow", -TEN_MINUTES)):
-            relays.append(RelayProcess(dsn, log, name, skew=skew))
-            stack.callback(relays[-1].process.wait, 10)
+            relays.append(RelayProcess(dsn, log, name, skew=skew, lease=60.0))
+            stack.callback(relays[-1].process.wait, 60)
             stack.callback(relays[-1].process.kill)
         producers = Producers(dsn, threads=2)
         with psycopg.connect(dsn, autocommit=True) as watch:
@@ -229,6 +231,11 @@ def test_a_relay_whose_clock_is_wrong_by_ten_minutes_loses_and_inverts_nothing(
                 "SELECT count(DISTINCT p.owner) = 2 AND bool_and(r.lease_until > clock_timestamp())"
                 " FROM pgqueue.relay_partition p LEFT JOIN pgqueue.relay r ON r.id = p.owner"
             )
+            # Nobody takes a partition before both are there: giving back comes once in a third of a lease.
+            with watch.transaction():
+                watch.execute("SELECT FROM pgqueue.relay_partition FOR UPDATE")
+                there = "SELECT count(*) = 2 FROM pgqueue.relay"
+                eventually(lambda: watch.execute(there).fetchone() == (True,), 20)
             eventually(lambda: watch.execute(shared).fetchone() == (True,), 20)
             producers.start()
             try:
@@ -265,7 +272,7 @@ def test_after_an_outage_batches_are_as_large_as_they_go(dsn: str, writers: list
         sink.resume()
         eventually(lambda: waiting(dsn) == 0, 60)
     finally:
-        relay.stop(10)
+        relay.stop(60)
     assert len(sink.accepted) == count
     assert sink.calls - tried <= count / batch * 1.5
 
@@ -290,6 +297,7 @@ def test_a_backlog_behind_a_broker_that_is_away_takes_no_memory_and_no_transacti
     writers[0].commit()
     away = f"http://127.0.0.1:{free_port()}/"
     sinks = ["--sink", "stdout:", "--route", f"odd={away}"] if routed else ["--sink", away]
+    began = time.monotonic()
     with (
         psycopg.connect(dsn, autocommit=True) as watch,
         subprocess.Popen(
@@ -313,5 +321,6 @@ def test_a_backlog_behind_a_broker_that_is_away_takes_no_memory_and_no_transacti
             assert waiting(dsn) >= (count // 2 if routed else count)
         finally:
             process.terminate()
-            _, said = process.communicate(timeout=30)
-    assert said.count("is away") == 1, "said once a minute, not at each try"
+            _, said = process.communicate(timeout=60)
+    minutes = (time.monotonic() - began) // 60
+    assert 1 <= said.count("is away") <= 1 + minutes, "said once a minute, not at each try"

@@ -15,13 +15,16 @@ import pytest
 
 from relay.event import Event
 from relay.sinks import Sink, SinkContext, open_sink
-from tests.sinks.brokers import LOOPBACK, Broker, Kafka
+from tests.sinks.brokers import LOOPBACK, Broker, Kafka, free_port
 from tests.sinks.events import SOURCE, Arrived, Made
 from tests.tcp_proxy import TcpProxy
 from tests.waiting import eventually
 
 TOO_LARGE = json.dumps("x" * 1_200_000)
-SEND_S = 5.0
+#: Where a test waits for no timeout, a broker that stalls is to reach none.
+SEND_S = 30.0
+#: For answers of a broker to the test itself.
+ANSWER_S = 60.0
 
 
 class BrokerRig(Made):
@@ -42,8 +45,8 @@ class BrokerRig(Made):
         return self.broker.port
 
     def front(self) -> int:
-        """Return the port that the proxy has to have; 0 for any."""
-        return 0
+        """Return the port that the proxy has to have."""
+        return free_port()
 
     def url(self, port: int) -> str:
         """Return the URL of the sink."""
@@ -116,7 +119,7 @@ class NatsRig(BrokerRig):
         """Return the stored messages."""
         count = (await js.stream_info(self.name)).state.messages
         found = await js.subscribe(f"{self.name}.>", ordered_consumer=True) if count else None
-        return [await found.next_msg(timeout=5) for _ in range(count)] if found else []
+        return [await found.next_msg(timeout=ANSWER_S) for _ in range(count)] if found else []
 
     def arrived(self) -> list[Arrived]:
         """Return the stored messages as events."""
@@ -143,7 +146,7 @@ class NatsRig(BrokerRig):
 
         client = await nats.connect(f"nats://{LOOPBACK}:{self.broker.port}")
         try:
-            return await work(client.jetstream())
+            return await work(client.jetstream(timeout=ANSWER_S))
         finally:
             await client.close()
 
@@ -210,14 +213,21 @@ class AmqpRig(BrokerRig):
             channel.queue_declare(queue, durable=durable, auto_delete=False, arguments=given)
 
     def messages(self, queue: str | None = None) -> list[Any]:
-        """Take what waits in the queue; return all that was ever taken from it."""
-        name = queue or self.name
-        found = self.taken.setdefault(name, [])
+        """Take what waits in the queue; return all that was ever taken from it.
+
+        A message of our own marks the end: a quorum queue that is slow to answer counts 0.
+        """
+        import amqp
+
+        name, end = queue or self.name, uuid.uuid4().hex
+        waited: list[Any] = []
         with self.channel() as channel:
-            count = len(found) + channel.queue_declare(name, passive=True).message_count
-            channel.basic_consume(name, callback=found.append, no_ack=True)
-            while len(found) < count:
-                channel.connection.drain_events(timeout=10)
+            channel.basic_publish(amqp.Message(b"", message_id=end), "", name)
+            channel.basic_consume(name, callback=waited.append, no_ack=True)
+            while not waited or waited[-1].properties.get("message_id") != end:
+                channel.connection.drain_events(timeout=ANSWER_S)
+        found = self.taken.setdefault(name, [])
+        found += waited[:-1]
         return found
 
     def arrived(self) -> list[Arrived]:
@@ -260,8 +270,9 @@ class KafkaRig(BrokerRig):
         from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         admin = AdminClient(self.kafka.client())
-        admin.create_topics([NewTopic(topic, 4, 1, config=settings)], operation_timeout=10)[topic].result(10)
-        eventually(lambda: topic in admin.list_topics(timeout=5).topics)
+        made = admin.create_topics([NewTopic(topic, 4, 1, config=settings)], operation_timeout=ANSWER_S)
+        made[topic].result(ANSWER_S)
+        eventually(lambda: topic in admin.list_topics(timeout=ANSWER_S).topics)
 
     def messages(self, topic: str | None = None) -> list[Any]:
         """Return the records, partition by partition."""
@@ -272,7 +283,7 @@ class KafkaRig(BrokerRig):
             consumer.assign([TopicPartition(topic or self.name, p, 0) for p in range(4)])
             found: list[Any] = []
             ended: set[Any] = set()
-            until = time.monotonic() + 30
+            until = time.monotonic() + ANSWER_S
             while len(ended) < 4 and time.monotonic() < until:
                 for message in consumer.consume(500, timeout=0.2):
                     if message.error() is None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from relay.event import Event
+from relay.event import Event, Receipt, Unavailable
+from relay.sinks import Sink, SinkUnavailable
 
 SOURCE = "/outbox/tests"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -23,6 +24,15 @@ class Arrived:
     payload: Any
     #: The context attributes of CloudEvents.
     context: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+def attempt(sink: Sink, event: Event) -> Receipt:
+    """Publish one event; that the sink is away is no answer to it."""
+    try:
+        (receipt,) = sink.publish([event])
+    except SinkUnavailable as away:
+        return Unavailable(away.problem)
+    return receipt
 
 
 class Made:

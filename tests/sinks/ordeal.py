@@ -64,7 +64,7 @@ def endure(rig: BrokerRig, dsn: str, faults: Iterable[Fault], *, drain_s: float 
             )
             relay = Relay(config, sink, bus)
             relay.start()
-            stack.callback(relay.stop, 10)
+            stack.callback(relay.stop, 60)
         producers.start()
         try:
             for fault in faults:
@@ -104,11 +104,11 @@ def network_faults(rig: BrokerRig) -> list[Fault]:
 
     def lose_replies(_: Seen) -> None:
         lost = proxy.lose_replies()
-        assert lost.wait(10)
+        assert lost.wait(80)
         proxy.heal()
 
     def cut_mid_batch(_: Seen) -> None:
-        assert proxy.cut_after(3000).wait(10)
+        assert proxy.cut_after(3000).wait(80)
 
     def freeze(seen: Seen) -> None:
         proxy.freeze()

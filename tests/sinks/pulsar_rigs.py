@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.jars import PULSAR, class_path
-from tests.sinks.broker_rigs import BrokerRig
+from tests.sinks.broker_rigs import ANSWER_S, BrokerRig
 from tests.sinks.brokers import LOOPBACK, Broker, free_port, listens, started
 from tests.sinks.events import Arrived
 
@@ -96,12 +96,14 @@ class Pulsar(Broker):
             client.close()
         return True
 
-    def client(self) -> Any:
+    def client(self, patience: float = 5.0) -> Any:
         """Return a client that goes there directly and logs nothing."""
         import pulsar
 
         quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        return pulsar.Client(f"pulsar://{LOOPBACK}:{self.port}", operation_timeout_seconds=5, logger=quiet)
+        return pulsar.Client(
+            f"pulsar://{LOOPBACK}:{self.port}", operation_timeout_seconds=int(patience), logger=quiet
+        )
 
 
 class PulsarRig(BrokerRig):
@@ -125,13 +127,13 @@ class PulsarRig(BrokerRig):
         """Return what is stored."""
         import pulsar
 
-        client = self.broker.client()
+        client = self.broker.client(ANSWER_S)
         try:
             place = f"persistent://public/default/{topic or self.name}"
             reader = client.create_reader(place, pulsar.MessageId.earliest)
             found: list[Any] = []
             while reader.has_message_available():
-                found.append(reader.read_next(10_000))
+                found.append(reader.read_next(int(1000 * ANSWER_S)))
         finally:
             client.close()
         return found
@@ -162,8 +164,9 @@ def pulsar_server() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def pulsar_rig(pulsar_server: Broker) -> Iterator[BrokerRig]:
-    """Give the Pulsar sink."""
+def pulsar_rig(pulsar_server: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerRig]:
+    """Give the Pulsar sink, which looks for a broker that is away no longer than a stall may last."""
+    monkeypatch.setattr("relay.sinks.pulsar.OPERATION_S", 5.0)
     rig = PulsarRig(pulsar_server)
     try:
         yield rig

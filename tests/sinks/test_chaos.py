@@ -52,7 +52,7 @@ class Fleet:
         """Start one more."""
         self.count += 1
         made = RelayProcess(self.dsn, Path("/dev/null"), f"relay-{self.count}", sink=self.url)
-        self.stack.callback(made.process.wait, 10)
+        self.stack.callback(made.process.wait, 60)
         self.stack.callback(made.process.kill)
         return made
 

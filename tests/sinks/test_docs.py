@@ -20,7 +20,7 @@ import pytest
 
 from relay import Outbox
 from tests.sinks.aws_rigs import ACCOUNT, ENVIRONMENT, KinesisRig, SnsRig, SqsRig
-from tests.sinks.broker_rigs import BrokerRig, KafkaRig, NatsRig, RedisRig
+from tests.sinks.broker_rigs import ANSWER_S, BrokerRig, KafkaRig, NatsRig, RedisRig
 from tests.sinks.brokers import LOOPBACK, Rabbit
 from tests.sinks.events import Arrived
 from tests.sinks.pulsar_rigs import PulsarRig
@@ -139,7 +139,7 @@ def _nats(get: Callable[[str], Any], stack: ExitStack) -> Stage:
             """Return the stored messages."""
             count = (await js.stream_info("SHOP")).state.messages
             found = await js.subscribe("shop.>", ordered_consumer=True) if count else None
-            return [await found.next_msg(timeout=5) for _ in range(count)] if found else []
+            return [await found.next_msg(timeout=ANSWER_S) for _ in range(count)] if found else []
 
         def _create(self) -> Any:
             async def create(js: Any) -> None:

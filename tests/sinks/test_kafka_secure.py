@@ -17,9 +17,9 @@ from confluent_kafka import admin as kafka_admin
 
 from relay.event import Confirmed, Event, Unavailable
 from relay.sinks import Sink, SinkContext, SinkUnavailable, open_sink
-from tests.sinks.broker_rigs import KafkaRig
+from tests.sinks.broker_rigs import ANSWER_S, SEND_S, KafkaRig
 from tests.sinks.brokers import LOOPBACK, Broker, Kafka, free_port
-from tests.sinks.events import SOURCE
+from tests.sinks.events import SOURCE, attempt
 from tests.waiting import eventually
 
 admin: Any = kafka_admin
@@ -70,7 +70,7 @@ def secure_kafka(
         account = admin.UserScramCredentialUpsertion("alice", scram, b"geheim")
         client = admin.AdminClient(broker.client())
         for done in client.alter_user_scram_credentials([account]).values():
-            done.result(10)
+            done.result(ANSWER_S)
         allow(broker, "t", "WRITE", "DESCRIBE")
         yield broker
     finally:
@@ -89,7 +89,7 @@ def allow(broker: Kafka, prefix: str, *rights: str) -> None:
     ]  # fmt: skip
     client = admin.AdminClient(broker.client())
     for granted in client.create_acls(bindings).values() if bindings else ():
-        granted.result(10)
+        granted.result(ANSWER_S)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def at(rig: KafkaRig, listener: str, account: str = "", *, topic: str | None = N
     assert isinstance(broker, SecureKafka)
     asked = {"security.protocol": LISTENERS[listener]} | {k.replace("_", "."): v for k, v in options.items()}
     place = f"{account}{LOOPBACK}:{broker.ports[listener]}/{topic or rig.name}?{urlencode(asked)}"
-    return open_sink(f"kafka://{place}", SinkContext(source=SOURCE, send_timeout=8.0))
+    return open_sink(f"kafka://{place}", SinkContext(source=SOURCE, send_timeout=SEND_S))
 
 
 def refused(sink: Sink, event: Event) -> str:
@@ -159,14 +159,11 @@ def test_an_account_without_a_right_waits_and_spends_no_attempt(
     allow(secure_rig.kafka, topic, *rights)
     sink = at(secure_rig, "NAMED", "alice:geheim@", topic=topic, sasl_mechanism="PLAIN")
     event = secure_rig.event()
-    try:
-        (receipt,) = sink.publish([event])
-    except SinkUnavailable as away:
-        receipt = Unavailable(away.problem)
+    receipt = attempt(sink, event)
     assert isinstance(receipt, Unavailable)
     assert "right" in receipt.reason or "uthoriz" in receipt.reason
     assert not secure_rig.messages(topic)
     allow(secure_rig.kafka, topic, "WRITE", "DESCRIBE")
     sink.close()
-    assert eventually(lambda: sink.publish([event]) == [Confirmed()])
+    eventually(lambda: attempt(sink, event) == Confirmed())
     sink.close()

@@ -127,7 +127,7 @@ def test_publish_and_mark_are_one_transaction(rig: QueueRig, conn: Connection) -
             1,
         )
         watch.execute("SELECT pg_terminate_backend(%s)", [found[0]])
-    thread.join(10)
+    thread.join(60)
     conn.rollback()
     assert failed
     assert one_row(conn, "SELECT count(*) FROM pgqueue.job") == (0,)
@@ -146,17 +146,18 @@ def test_events_of_a_relay_that_stalls_inside_its_transaction_are_handed_over_by
 
     def stalled(_: str) -> list[str]:
         inside.set()
-        assert over.wait(20)
+        assert over.wait(100)
         return ["mail"]
 
     slow = open_sink("queue:", SinkContext(source=SOURCE, dsn=rig.dsn, subscribers=stalled))
     thread, failed = publishing(slow, event)
-    assert inside.wait(10)
+    assert inside.wait(60)
+    monkeypatch.undo()
     sink = queue_sink(rig.dsn, "mail")
     assert list(sink.publish([event])) == [CONFIRMED]
     sink.close()
     over.set()
-    thread.join(10)
+    thread.join(60)
     assert failed
     slow.close()
     assert one_row(conn, "SELECT count(*) FROM pgqueue.job") == (1,)
@@ -182,7 +183,7 @@ def test_two_relays_with_the_same_events_enqueue_each_once(rig: QueueRig, conn: 
     begin = threading.Barrier(2)
 
     def publish(sink: Sink, batches: Sequence[Sequence[Event]]) -> None:
-        begin.wait(10)
+        begin.wait(60)
         for batch in batches:
             assert set(sink.publish(batch)) == {CONFIRMED}
         sink.close()
@@ -192,7 +193,7 @@ def test_two_relays_with_the_same_events_enqueue_each_once(rig: QueueRig, conn: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     rows = conn.execute("SELECT key, headers->>'id' FROM pgqueue.job ORDER BY id").fetchall()
     assert len(rows) == len({key for _, key in rows}) == 200
     for aggregate in {event.aggregate_id for event in events}:
@@ -234,7 +235,7 @@ def test_each_event_becomes_one_job_though_relays_are_killed_and_stalled(dsn: st
 
         def start(number: int) -> RelayProcess:
             made = RelayProcess(dsn, Path("/dev/null"), f"relay-{number}", sink="queue:")
-            stack.callback(made.process.wait, 10)
+            stack.callback(made.process.wait, 60)
             stack.callback(made.process.kill)
             return made
 

@@ -9,6 +9,7 @@ import pytest
 
 from relay.event import Confirmed
 from relay.sinks import SinkContext, SinkUnavailable, open_sink
+from tests.sinks.broker_rigs import SEND_S
 from tests.sinks.brokers import LOOPBACK, Broker, Nats, Rabbit, Redis, free_port, program
 from tests.sinks.events import SOURCE, Made
 
@@ -85,7 +86,7 @@ def secure_rabbit(rabbit_server: Rabbit, certificate: Path) -> int:
 
 def test_nats_over_tls_is_trusted_by_its_authority_only(secure_nats: Broker, certificate: Path) -> None:
     place = f"nats://{LOOPBACK}:{secure_nats.port}/s"
-    sink = open_sink(f"{place}?tls=true", SinkContext(source=SOURCE, send_timeout=3))
+    sink = open_sink(f"{place}?tls=true", SinkContext(source=SOURCE, send_timeout=SEND_S))
     with pytest.raises(SinkUnavailable, match="certificate"):
         sink.publish([Made().event()])
     sink.close()
@@ -98,7 +99,7 @@ def test_nats_over_tls_is_trusted_by_its_authority_only(secure_nats: Broker, cer
 
 def test_redis_over_tls_is_trusted_by_its_authority_only(secure_redis: Broker, certificate: Path) -> None:
     place = f"rediss://{LOOPBACK}:{secure_redis.port}/0?stream=s"
-    sink = open_sink(place, SinkContext(source=SOURCE, send_timeout=3))
+    sink = open_sink(place, SinkContext(source=SOURCE, send_timeout=SEND_S))
     with pytest.raises(SinkUnavailable, match="certificate"):
         sink.publish([Made().event()])
     sink.close()
@@ -109,7 +110,7 @@ def test_redis_over_tls_is_trusted_by_its_authority_only(secure_redis: Broker, c
 
 def test_rabbitmq_over_tls_is_trusted_by_its_authority_only(secure_rabbit: int, certificate: Path) -> None:
     place = f"amqps://guest:guest@{LOOPBACK}:{secure_rabbit}?exchange=amq.fanout"
-    sink = open_sink(place, SinkContext(source=SOURCE, send_timeout=3))
+    sink = open_sink(place, SinkContext(source=SOURCE, send_timeout=SEND_S))
     with pytest.raises(SinkUnavailable, match="certificate"):
         sink.publish([Made().event()])
     sink.close()

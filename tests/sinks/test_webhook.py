@@ -133,17 +133,15 @@ def test_later_and_5xx_answers_are_no_rejection(receiver: Receiver, sink: Sink, 
     assert one(sink, Made().event()) == Unavailable(f"HTTP {status}")
 
 
-@pytest.mark.parametrize(
-    "header",
-    ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True)],
-    ids=["seconds", "date"],
-)
-def test_retry_after_is_honoured_in_both_forms(receiver: Receiver, sink: Sink, header: str) -> None:
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_honoured_in_both_forms(receiver: Receiver, sink: Sink, form: str) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True)
+    header = {"seconds": "7", "date": date}[form]
     receiver.answer = lambda _: Answer(status=503, headers={"retry-after": header})
     receipt = one(sink, Made().event())
     assert isinstance(receipt, Unavailable)
     assert receipt.retry_after is not None
-    assert receipt.retry_after == 7 or 3000 < receipt.retry_after <= 3600
+    assert receipt.retry_after == 7 if form == "seconds" else 3000 < receipt.retry_after <= 3600
 
 
 def test_a_retry_after_that_makes_no_sense_is_ignored(receiver: Receiver, sink: Sink) -> None:
@@ -178,7 +176,7 @@ class Bare:
         return open_sink(f"http://127.0.0.1:{port}/events", context)
 
     def __exit__(self, *_: object) -> None:
-        self.thread.join(10)
+        self.thread.join(60)
         self.listening.close()
 
     def _serve(self) -> None:
@@ -196,7 +194,7 @@ def test_a_kept_connection_that_the_receiver_ended_is_not_used_again() -> None:
     with bare as sink:
         for event in (Made().event(), Made().event("order-2"), Made().event("order-3")):
             assert one(sink, event) == CONFIRMED
-            assert bare.ended.acquire(timeout=10)
+            assert bare.ended.acquire(timeout=60)
         sink.close()
 
 
@@ -230,7 +228,7 @@ def test_aggregates_go_in_parallel_and_each_one_waits_for_its_answers(receiver: 
             if aggregate in busy:
                 overlaps.append(aggregate)
             busy.add(aggregate)
-        together.wait(10)
+        together.wait(60)
         with lock:
             busy.discard(aggregate)
         return OK
