@@ -350,7 +350,7 @@ LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off SET enable
 #variable_conflict use_column
 DECLARE
   r record; took int; handed int := 0; left_behind int; eq text[] := '{}'; ek text[] := '{}'; ep bigint[] := '{}'; lim int;
-  kind record; rest interval; surplus boolean; head record; orphan boolean;
+  kind record; rest interval; surplus boolean; head record; orphan boolean; ordered boolean;
   lo bigint[]; lp bigint[]; lq text[]; lk text[]; ls smallint[]; ll bigint[]; lx smallint[]; lh text[]; common boolean[]; tried int := 0;
   ho bigint[]; hp bigint[]; ht tid[];
 BEGIN
@@ -416,8 +416,8 @@ BEGIN
       END IF;
       CONTINUE WHEN EXISTS (SELECT FROM pgqueue.lane l WHERE l.queue = r.queue AND l.key = r.key AND l.slot = r.slot AND l.lease = lane_claim.new_lease);
     END IF;
-    rest := NULL; surplus := false; orphan := false;
-    IF r.key LIKE '@%' AND pgqueue.is_limit(r.key, r.head_name) THEN
+    rest := NULL; surplus := false; orphan := false; ordered := NOT (r.key LIKE '@%' AND pgqueue.is_limit(r.key, r.head_name));
+    IF NOT ordered THEN
       SELECT CASE WHEN r.key = '@' || t.name THEN t.slots ELSE t.key_slots END AS slots,
              CASE WHEN r.key = '@' || t.name THEN t.rate_per_s ELSE t.key_rate_per_s END AS rate_per_s
       INTO kind FROM pgqueue.job_type t WHERE t.name = r.head_name;
@@ -444,9 +444,11 @@ BEGIN
           SELECT s.id, s.attempt, 'lost', head.lease, s.claimed_at, 'WorkerLost', 'the worker vanished: its lease ran out unrenewed',
                  (SELECT w.host || ':' || w.pid FROM pgqueue.worker w WHERE w.nonce = head.lease >> 32)
           FROM s;
+          GET DIAGNOSTICS took = ROW_COUNT;
+          orphan := took > 0;
         END IF;
-        -- A free slot of a key whose jobs all run already stays as it is; a lane without any job is taken, to be deleted.
-        CONTINUE WHEN NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = 0);
+        -- Nothing overtakes a stamp. A free slot whose jobs all run already stays as it is; a lane without any job is taken, to be deleted.
+        CONTINUE WHEN ordered AND NOT orphan OR NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = r.queue AND j.key = r.key AND j.pos IS NOT NULL AND j.lease = 0);
       END IF;
     END IF;
     lim := least(lane_claim.m, lane_claim.total - handed);
@@ -490,9 +492,9 @@ BEGIN
     END IF;
     RETURN QUERY
       WITH h AS MATERIALIZED (
-        SELECT z.id, z.tid, z.n FROM (SELECT j.id, j.tid, row_number() OVER o AS n, bool_and(j.name = ANY (lane_claim.names)) OVER o AS mine
-          FROM (SELECT j0.id, j0.ctid AS tid, j0.name FROM pgqueue.job j0
-                WHERE j0.queue = r.queue AND j0.key = r.key AND j0.pos IS NOT NULL AND j0.lease = 0 ORDER BY j0.id LIMIT lim) j WINDOW o AS (ORDER BY j.id)) z WHERE z.mine),
+        SELECT z.id, z.tid, z.n FROM (SELECT j.id, j.tid, row_number() OVER o AS n, bool_and(j.lease = 0 AND j.name = ANY (lane_claim.names)) OVER o AS mine
+          FROM (SELECT j0.id, j0.ctid AS tid, j0.name, j0.lease FROM pgqueue.job j0
+                WHERE j0.queue = r.queue AND j0.key = r.key AND j0.pos IS NOT NULL AND (ordered OR j0.lease = 0) ORDER BY j0.id LIMIT lim) j WINDOW o AS (ORDER BY j.id)) z WHERE z.mine),
       g AS MATERIALIZED (
         SELECT h.tid, h.n FROM h
         CROSS JOIN LATERAL (SELECT j.ctid AS tid FROM pgqueue.job j WHERE j.ctid = h.tid AND j.id = h.id AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y

@@ -170,6 +170,42 @@ def test_a_stamp_that_is_locked_leaves_the_lane_for_the_next_round(
     assert ids(b.lanes()) == [made[1]]
 
 
+def test_a_stamp_that_no_lane_stands_for_is_a_lost_attempt(conn: Connection, a: Holder, b: Holder) -> None:
+    """Its worker gave the lane back and never wrote the job off: nobody else would ever take it."""
+    made = enqueue(conn, 3, key="k")
+    conn.commit()
+    (head,) = a.lanes()
+    a.give_back((QUEUE, "k"), head.lease)
+    assert b.lanes() == []  # it may still come back, and nobody overtakes it
+    lose(conn, made)
+    assert b.lanes() == []  # not by passing its locked row either
+    conn.commit()
+    jobs = b.lanes(depth=3)
+    assert ids(jobs) == [head.id]
+    assert (row(conn, head.id) or {})["lost"] == 1
+    log = conn.execute("SELECT job_id, outcome, lease FROM pgqueue.attempt_log").fetchall()
+    assert log == [(head.id, "lost", head.lease)]
+    b.run(ack(jobs))
+    b.give_back((QUEUE, "k"), jobs[0].lease)
+    assert ids(b.lanes(depth=3)) == made[1:]
+
+
+def test_a_stamp_in_the_middle_of_a_key_is_not_overtaken(conn: Connection, a: Holder, b: Holder) -> None:
+    made = enqueue(conn, 3, key="k")
+    conn.commit()
+    jobs = a.lanes(depth=2)
+    a.run(release(jobs[:1]))
+    a.give_back((QUEUE, "k"), jobs[0].lease)
+    again = b.lanes(depth=3)
+    assert ids(again) == made[:1]
+    b.run(ack(again))
+    b.give_back((QUEUE, "k"), again[0].lease)
+    assert b.lanes(depth=3) == []
+    lose(conn, made)
+    conn.commit()
+    assert ids(b.lanes(depth=3)) == made[1:2]
+
+
 def test_a_row_that_somebody_locked_is_not_overtaken(conn: Connection, a: Holder) -> None:
     made = enqueue(conn, 4, key="k")
     conn.commit()
