@@ -15,7 +15,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from pgqueue.job import Claimed
-from pgqueue.statement import Row, Statement, load, nothing, scalar
+from pgqueue.shelf import LaneHold
+from pgqueue.statement import Row, Statement, column, load, nothing, scalar
 
 _SQL = load("pgqueue", "claim")
 _PLACE = itemgetter(0, 1)
@@ -129,6 +130,29 @@ def suspects_alone(scope: Scope, ceilings: Sequence[int]) -> Statement[bool]:
         "ceilings": list(ceilings),
     }
     return Statement(_SQL["suspects_alone"], params, scalar)
+
+
+def elect(queues: Sequence[str]) -> Statement[bool]:
+    """Stand for the suspects of these queues until `resign` or the end of the session; False if another one does."""
+    return Statement(_SQL["elect"], {"queues": sorted(queues)}, scalar)
+
+
+def resign(queues: Sequence[str]) -> Statement[bool]:
+    """Leave the suspects of these queues to somebody else."""
+    return Statement(_SQL["resign"], {"queues": sorted(queues)}, scalar)
+
+
+def reclaim(
+    jobs: Sequence[Claimed], lanes: Sequence[LaneHold], visibility: timedelta
+) -> Statement[list[int]]:
+    """Claim again, under their leases, jobs and lanes in hand whose claim a crash of the server has undone."""
+    params = {
+        "ids": [c.id for c in jobs], "leases": [c.lease for c in jobs], "attempts": [c.attempt for c in jobs],
+        "lane_queues": [lane.queue for lane in lanes], "lane_keys": [lane.key for lane in lanes],
+        "places": [lane.pos for lane in lanes], "lane_leases": [lane.lease for lane in lanes],
+        "visibility": visibility,
+    }  # fmt: skip
+    return Statement(_SQL["reclaim"], params, column)
 
 
 def horizon() -> Statement[Observation]:

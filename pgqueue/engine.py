@@ -82,7 +82,7 @@ class Engine:
         self._trouble = Trouble()
         self._observed_at = self._armed_at = self._turn_at = self._retry_at = self._results_at = 0.0
         self._keyed_at = self._observe_every = 0.0
-        self._dry = False
+        self._dry = self._caught_up = False
         self._below: deque[str] = deque()
         self._rest = Rest(settings, hand, quota, intake, write_off, self._below)
         self._releases = Releases(hand, quota, write_off, slots)
@@ -182,6 +182,7 @@ class Engine:
         self._quota.leave([*results.claims(), *self._flights.claims()])
         if self._sweeper.alone and not self._hand.held and not results and not self.draining.is_set():
             return self._sweeper.run_alone()
+        self._catch_up(rounds)
         now = time.monotonic()
         if self._sweeper.alone and now >= self._turn_at:
             self._turn_at = now + self._settings.sweep * random.uniform(1.0, 1.5)
@@ -200,6 +201,19 @@ class Engine:
         while self._flights and (plan is None or not plan.plain):
             more = self._land(rounds, 0, gated=gated)
         return more or bool(self._flights)
+
+    def _catch_up(self, rounds: Rounds) -> None:
+        """Give a free slot to the sweep that found none, before it is claimed for; each other one, as keys need some."""
+        if not self._sweeper.owed or self._sweeper.alone or self.draining.is_set() or self._quota.free() <= 0:
+            return
+        if self._caught_up:
+            return
+        self._caught_up = True
+        while self._flights:
+            self._land(rounds, 0, gated=False)
+        if self._quota.free() > 0 and self._sweeper.sweep(self._sweeper.owed):
+            self._poll.reset()
+            self._dry = False
 
     def _land(self, rounds: Rounds, through: int, *, gated: bool) -> bool:
         """Take in the oldest round under way; tell whether to go on without waiting."""
@@ -267,6 +281,8 @@ class Engine:
         turn = queues if claiming and now >= self._turn_at else ()
         if not (wishes or turn or (not self._flights and self._flushes(results, now))):
             return None
+        if wishes:
+            self._caught_up = False
         if look := intake.keyed or now - self._keyed_at >= KEYED_EVERY:
             self._keyed_at = now
         provable = intake.keyed or intake.floors.wants_proof()
@@ -352,6 +368,8 @@ class Engine:
             self._rounds.unsure = unsure
             self._intake.drop()
             self._armed_at = 0.0
+            if self._hand.held:
+                self._rounds.reclaim(list(self._hand.held.values()), list(self._hand.lanes.values()))
         return self._rounds
 
     def _failed(self, error: Exception) -> None:

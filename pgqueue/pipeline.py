@@ -109,6 +109,7 @@ class Pipeline:
         self._new: dict[str, bytes] = {}
         self._loaded: list[tuple[bytes, list[bytes | None]]] = []
         self._failed: PGresult | None = None
+        self._begun = False
 
     def __enter__(self) -> Self:
         if self._session.away:
@@ -119,6 +120,7 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._undo(error)
         self._depart()
         self._take_in(self)
         if self._failed is not None and error is None:
@@ -130,7 +132,8 @@ class Pipeline:
         self._enter()
         try:
             yield self
-        except BaseException:
+        except BaseException as error:
+            self._undo(error)
             self._depart()
             self._take_in(self)
             raise
@@ -176,10 +179,12 @@ class Pipeline:
     def begin(self) -> None:
         """Begin a READ COMMITTED transaction, whatever the role's default: SKIP LOCKED needs it."""
         self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        self._begun = True
 
     def commit(self) -> None:
         """Commit the transaction begun in this block."""
         self.run("COMMIT")
+        self._begun = False
 
     def flush(self) -> None:
         """Send what is queued, as far as the network takes it, so that the server is at work before the block ends."""
@@ -203,6 +208,11 @@ class Pipeline:
         if "\0" in text:
             raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
         return text.encode(self._session.encoding)
+
+    def _undo(self, error: BaseException | None) -> None:
+        """Undo what was sent of a transaction that the caller could not complete: the next block would commit it."""
+        if error is not None and self._begun:
+            self.run("ROLLBACK")
 
     def _enter(self) -> None:
         if self._connection.closed:

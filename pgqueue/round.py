@@ -28,6 +28,7 @@ from pgqueue.claim import (
     claiming,
     horizon,
     keyed,
+    reclaim,
     suspects,
     suspects_alone,
 )
@@ -158,6 +159,11 @@ class Rounds:
         with Pipeline(self.connection) as p:
             waiting = p.send(suspects_alone(wish.scope, ceilings))
         return waiting.result()
+
+    def reclaim(self, jobs: Sequence[Claimed], lanes: Sequence[LaneHold]) -> None:
+        """Claim again what is in hand and what a crash of the server has taken from it (see docs/guarantees.md)."""
+        with Pipeline(self.connection) as p:
+            p.send(reclaim(jobs, lanes, self._visibility))
 
     def take(self, jobs: Sequence[Keyed]) -> tuple[set[int], set[int]]:
         """Take the idempotency keys of claimed jobs; return the ids that have theirs, and those applied before."""

@@ -135,6 +135,26 @@ SELECT EXISTS (
     WHERE j.queue = v.q AND j.priority = v.p AND j.pos <= v.f AND j.key IS NULL AND (j.lease <> 0 OR j.lost > 0)
       AND j.deadline <= statement_timestamp() AND j.lost >= 1 AND j.name = ANY (%(names)s::text[]) LIMIT 1) x)
 
+-- name: elect
+-- Whether this session may stand for a suspect: one of all that serve these queues does.
+SELECT pg_try_advisory_lock(1885827445, hashtext('alone ' || array_to_string(%(queues)s::text[], ',')))
+
+-- name: resign
+SELECT pg_advisory_unlock(1885827445, hashtext('alone ' || array_to_string(%(queues)s::text[], ',')))
+
+-- name: reclaim
+-- Claims that a crash of the server undid, of jobs that are in hand: made again, under the leases they had. Who claimed one of
+-- them first has it; the row tells by its attempt.
+WITH l AS (
+  UPDATE pgqueue.lane l SET lease = t.lease, deadline = clock_timestamp() + %(visibility)s::interval
+  FROM unnest(%(lane_queues)s::text[], %(lane_keys)s::text[], %(places)s::bigint[], %(lane_leases)s::bigint[]) t(q, k, p, lease)
+  WHERE l.queue = t.q AND l.key = t.k AND l.pos = t.p AND l.lease = 0),
+g AS MATERIALIZED (
+  SELECT o.at, x.lease, x.attempt FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[], %(attempts)s::smallint[]) x(id, lease, attempt)
+  CROSS JOIN LATERAL (SELECT j.ctid AS at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = 0 AND j.attempt = x.attempt - 1 FOR NO KEY UPDATE SKIP LOCKED) o)
+UPDATE pgqueue.job j SET lease = g.lease, deadline = clock_timestamp() + %(visibility)s::interval, attempt = g.attempt, claimed_at = statement_timestamp()
+FROM g WHERE j.ctid = g.at RETURNING j.id
+
 -- name: horizon
 -- The observation behind every floor: last number drawn, then who still holds the sequence (the order matters).
 SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, h.holders, extract(epoch FROM clock_timestamp() - statement_timestamp())::double precision AS cost

@@ -136,6 +136,22 @@ def test_an_error_of_the_caller_is_not_hidden_by_one_of_the_database(line: Conne
     assert line.execute("SELECT 1").fetchone() == (1,)
 
 
+def test_an_error_of_the_caller_undoes_the_transaction_it_was_in(line: Connection) -> None:
+    """The next block would have gone on with it, and committed it."""
+
+    def fail() -> None:
+        with Pipeline(line) as p:
+            p.begin()
+            p.send(ask("SELECT pg_advisory_xact_lock(4711)::text"))
+            p.send(ask("SELECT %(v)s::text", v="nul \0"))
+            p.commit()
+
+    with pytest.raises(psycopg.DataError):
+        fail()
+    assert line.info.transaction_status == TransactionStatus.IDLE
+    assert line.execute("SELECT count(*) FROM pg_locks WHERE objid = 4711").fetchone() == (0,)
+
+
 def test_large_statements_and_large_answers_do_not_wait_for_each_other(line: Connection) -> None:
     """A client that only writes, and a server that waits for it to read, stand still for ever."""
     line.execute("SET statement_timeout = '60s'")

@@ -165,6 +165,35 @@ def test_every_job_ends_though_postgres_crashes_under_load(fleet: Fleet, own: Em
         assert worker.stop() == 0
 
 
+def test_a_job_in_hand_is_not_begun_again_where_a_crash_of_postgres_undid_its_claim(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """A claim is committed without waiting for the disk: its worker makes it again before it claims anything else."""
+    gate = fleet.gate("open")
+    try:
+        server = Embedded(settings=FAST | {"wal_writer_delay": "10s"})
+        server.start()
+    except EmbeddedUnavailable as error:
+        pytest.skip(str(error))
+    with server:
+        fleet.dsn = server.dsn()
+        upgrade(fleet.dsn)
+        fleet.start("--concurrency=16")
+        for n in range(1, 6):
+            with psycopg.connect(fleet.dsn) as conn:
+                every.work.enqueue(conn, Work(n=n, gate=str(gate)))
+            eventually(lambda n=n: n in fleet.effects.ns("start"), look=0.001)  # type: ignore[misc]
+            server.restart(immediate=True)
+        with psycopg.connect(fleet.dsn) as conn:
+            every.work.enqueue(conn, Work(n=6))
+            conn.commit()
+            fleet.effects.wait("end")
+            gate.touch()
+            eventually(lambda: count(conn, JOBS) == 0)
+            assert count(conn, ACKED) == 6
+    assert fleet.effects.ns("start") == [1, 2, 3, 4, 5, 6]
+
+
 def test_workers_wait_for_a_database_that_is_away_and_tell_the_health_check(
     fleet: Fleet, own: Embedded, tmp_path: Path
 ) -> None:
