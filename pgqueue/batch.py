@@ -29,7 +29,10 @@ class BatchRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStatus:
-    """How far a batch is. `gone`: cancelled or discarded. `job_id`: the completion job, once it is enqueued."""
+    """How far a batch is. `gone`: cancelled or discarded. `job_id`: the completion job, once it is enqueued.
+
+    `problem`: why that could not be enqueued though all members have ended; it is tried again every minute.
+    """
 
     id: int
     size: int
@@ -38,6 +41,7 @@ class BatchStatus:
     unfinished: int
     job_id: int | None
     completed_at: datetime | None
+    problem: str | None
 
 
 def batch(steps: Sequence[Step], then: Step | None) -> Statement[BatchRef]:
@@ -78,5 +82,5 @@ def _status(rows: Sequence[Row]) -> BatchStatus | None:
         return None
     r: Any = rows[0]
     return BatchStatus(
-        id=r[0], size=r[1], done=r[2], gone=r[3], unfinished=r[4], job_id=r[5], completed_at=r[6]
-    )
+        id=r[0], size=r[1], done=r[2], gone=r[3], unfinished=r[4], job_id=r[5], completed_at=r[6], problem=r[7]
+    )  # fmt: skip

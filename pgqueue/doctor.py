@@ -251,6 +251,15 @@ def _schedules(rows: Sequence[Row]) -> Findings:
             )
 
 
+def _batches(rows: Sequence[Row]) -> Findings:
+    for batch_id, problem, remedy in rows:
+        yield _problem(
+            "batches",
+            f"the completion job of batch {batch_id} cannot be enqueued: {problem}",
+            "mend the cause, it is tried again every minute; or do without the job: " + remedy,
+        )
+
+
 def _workers(handle: Any) -> Findings:
     for w in execute(handle, workers()):
         if not w.alive:
@@ -300,4 +309,5 @@ _CHECKS: tuple[tuple[str, Query, Callable[[Sequence[Row]], Findings]], ...] = (
     ("publications", _SQL["publications"], _publications),
     ("outbox", _SQL["outbox"], _outbox),
     ("schedules", _SQL["schedules"], _schedules),
+    ("batches", _SQL["batches"], _batches),
 )

@@ -20,6 +20,23 @@ ALTER TABLE pgqueue.job
 
 ALTER TABLE pgqueue.job DROP COLUMN deferred;
 
+-- Batches -------------------------------------------------------------------------------------------------
+
+-- as before: pgqueue.enqueue_batch
+
+DROP VIEW pgqueue.batch_status;
+
+-- as before: pgqueue.batch_status
+
+COMMENT ON VIEW pgqueue.batch_status IS 'Batches: members in all, done, gone (cancelled or discarded), unfinished; the completion job once it is enqueued.';
+
+-- as before: pgqueue.fold_batches
+
+COMMENT ON FUNCTION pgqueue.fold_batches IS 'Count the members that ended and enqueue the completion jobs of whole batches; returns these. Called by workers.';
+
+DROP INDEX pgqueue.batch_retry;
+ALTER TABLE pgqueue.batch DROP COLUMN problem, DROP COLUMN retry_at;
+
 -- Operators -----------------------------------------------------------------------------------------------
 
 -- as before: pgqueue.grant_role

@@ -758,6 +758,103 @@ END $$;
 
 -- End of operators.
 
+-- Batches -------------------------------------------------------------------------------------------------
+
+-- A completion that cannot be enqueued waits by itself; the other batches go on.
+ALTER TABLE pgqueue.batch ADD COLUMN problem text, ADD COLUMN retry_at timestamptz;
+CREATE INDEX batch_retry ON pgqueue.batch (retry_at) WHERE retry_at IS NOT NULL;
+COMMENT ON COLUMN pgqueue.batch.problem IS 'Why its completion job could not be enqueued.';
+COMMENT ON COLUMN pgqueue.batch.retry_at IS 'When that is tried again; NULL where it went well, or the members have not ended.';
+
+CREATE OR REPLACE FUNCTION pgqueue.fold_batches() RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+DECLARE
+  bid    bigint;
+  b      record;
+  follow bigint;
+BEGIN
+  FOR bid IN
+    (SELECT DISTINCT t.batch_id FROM pgqueue.batch_tally t ORDER BY t.batch_id LIMIT 1000)
+    UNION
+    (SELECT x.id FROM pgqueue.batch x WHERE x.retry_at <= clock_timestamp() ORDER BY x.retry_at LIMIT 100)
+    ORDER BY 1
+  LOOP
+    PERFORM FROM pgqueue.batch x WHERE x.id = bid FOR NO KEY UPDATE;
+    WITH d AS (DELETE FROM pgqueue.batch_tally t WHERE t.batch_id = bid RETURNING t.outcome, t.n)
+    UPDATE pgqueue.batch x SET done = x.done + s.done, gone = x.gone + s.gone
+    FROM (SELECT coalesce(sum(d.n) FILTER (WHERE d.outcome = 'done'), 0) AS done, coalesce(sum(d.n) FILTER (WHERE d.outcome = 'gone'), 0) AS gone FROM d) s
+    WHERE x.id = bid RETURNING x.* INTO b;
+    CONTINUE WHEN NOT FOUND OR b.completed_at IS NOT NULL OR b.done + b.gone < b.size OR b.retry_at > clock_timestamp();
+    follow := NULL;
+    IF b.completion IS NOT NULL THEN
+      BEGIN
+        SELECT * INTO follow FROM pgqueue.enqueue_step(b.completion, NULL, NULL);
+      EXCEPTION WHEN OTHERS THEN
+        UPDATE pgqueue.batch x SET problem = left(SQLERRM, 4000), retry_at = clock_timestamp() + interval '1 min' WHERE x.id = bid;
+        CONTINUE;
+      END;
+    END IF;
+    UPDATE pgqueue.batch x SET completed_at = clock_timestamp(), job_id = follow, problem = NULL, retry_at = NULL WHERE x.id = bid;
+    RETURN NEXT bid;
+  END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.fold_batches IS 'Count the members that ended and enqueue the completion jobs of whole batches; returns these. What cannot be enqueued '
+  'is tried again after a minute. Called by workers.';
+
+CREATE OR REPLACE VIEW pgqueue.batch_status AS
+SELECT b.id, b.size, b.done, b.gone, b.size - b.done - b.gone AS unfinished, b.created_at, b.completed_at, b.job_id, b.problem, b.retry_at
+FROM pgqueue.batch b;
+COMMENT ON VIEW pgqueue.batch_status IS 'Batches: members in all, done, gone (cancelled or discarded), unfinished; the completion job once it is enqueued, or the '
+  'problem that keeps it from that and when it is tried again.';
+
+CREATE OR REPLACE FUNCTION pgqueue.enqueue_batch(steps json, completion json DEFAULT NULL, when_full text DEFAULT 'raise')
+RETURNS TABLE (batch bigint, job bigint, full_queue text) LANGUAGE plpgsql AS $$
+DECLARE
+  step   json;
+  made   bigint;
+  total  int;
+  follow bigint;
+  wait_s int;
+BEGIN
+  -- What would be found out when the members have ended is refused while its caller can mend it. Without payloads and keys
+  -- enqueue_many looks at the options alone.
+  IF completion IS NOT NULL THEN
+    IF json_typeof(completion -> 'payloads') IS DISTINCT FROM 'array' THEN
+      RAISE EXCEPTION 'pgqueue.enqueue_batch: the payloads of the completion must be a JSON array' USING ERRCODE = '22023';
+    END IF;
+    PERFORM pgqueue.enqueue_step(json_object_agg(e.key, CASE WHEN e.key = 'payloads' OR e.key IN ('keys', 'idempotency_keys') AND json_typeof(e.value) = 'array' THEN '[]' ELSE e.value END))
+    FROM json_each(completion) e;
+    IF EXISTS (
+      SELECT FROM json_each(completion) e CROSS JOIN LATERAL (
+        SELECT count(*) AS n, bool_or(btrim(k) = '' OR octet_length(k) > 512) AS unfit
+        FROM json_array_elements_text(CASE WHEN json_typeof(e.value) = 'array' THEN e.value END) k) k
+      WHERE e.key IN ('keys', 'idempotency_keys') AND json_typeof(e.value) = 'array' AND (k.unfit OR k.n <> json_array_length(completion -> 'payloads'))) THEN
+      RAISE EXCEPTION 'pgqueue.enqueue_batch: the completion needs one key for each payload, of 1 to 512 bytes' USING ERRCODE = '22023';
+    END IF;
+  END IF;
+  -- A batch is let in as a whole, or not at all.
+  SELECT q.name, pgqueue.queue_full(q.name) INTO full_queue, wait_s
+  FROM (SELECT DISTINCT coalesce(e.value ->> 'queue', t.queue, CASE WHEN t.name IS NULL THEN e.value ->> 'else_queue' END, 'default') AS name
+        FROM json_array_elements(steps) e LEFT JOIN pgqueue.job_type t ON t.name = e.value ->> 'name') q
+  WHERE when_full <> 'ignore' AND pgqueue.queue_full(q.name) IS NOT NULL LIMIT 1;
+  IF wait_s IS NOT NULL AND when_full = 'tell' THEN
+    RETURN QUERY SELECT -wait_s::bigint, NULL::bigint, full_queue;
+    RETURN;
+  ELSIF wait_s IS NOT NULL THEN
+    RAISE EXCEPTION 'queue % is full; try again in % s', full_queue, wait_s
+      USING ERRCODE = '53400', HINT = 'The limits are in pgqueue.queue: max_depth, max_age_s.';
+  END IF;
+  SELECT coalesce(sum(json_array_length(e.value -> 'payloads')), 0) INTO total FROM json_array_elements(steps) e;
+  IF total = 0 AND completion IS NOT NULL THEN
+    SELECT * INTO follow FROM pgqueue.enqueue_step(completion);
+  END IF;
+  INSERT INTO pgqueue.batch AS b (size, completion, job_id, completed_at)
+  VALUES (total, completion, follow, CASE WHEN total = 0 THEN now() END) RETURNING b.id INTO made;
+  RETURN QUERY SELECT made, NULL::bigint, NULL;
+  FOR step IN SELECT e.value FROM json_array_elements(steps) e LOOP
+    RETURN QUERY SELECT made, s.*, NULL FROM pgqueue.enqueue_step(step, NULL, made) s;
+  END LOOP;
+END $$;
+
 -- Retry budget --------------------------------------------------------------------------------------------
 
 -- A retry that the budget has put off asks for it once more when its time has come. NULL, and so no byte, on all others.

@@ -8,7 +8,7 @@ SELECT pgqueue.fold_batches()
 
 -- name: look
 -- One batch: how many of its members have ended.
-SELECT b.id, b.size, b.done, b.gone, b.unfinished, b.job_id, b.completed_at FROM pgqueue.batch_status b WHERE b.id = %(id)s::bigint
+SELECT b.id, b.size, b.done, b.gone, b.unfinished, b.job_id, b.completed_at, b.problem FROM pgqueue.batch_status b WHERE b.id = %(id)s::bigint
 
 -- name: prune
 -- Batches that completed long ago.

@@ -77,5 +77,10 @@ WHERE p.schemaname = 'pgqueue' GROUP BY p.pubname ORDER BY p.pubname
 -- name: outbox
 SELECT o.pending, o.parked, o.blocked_aggregates, o.oldest_pending_s, o.relays, o.orphan_partitions FROM pgqueue.outbox_lag o
 
+-- name: batches
+-- Batches whose members have ended and whose completion job could not be enqueued.
+SELECT b.id, b.problem, format('UPDATE pgqueue.batch SET completion = NULL, retry_at = now() WHERE id = %%s', b.id)
+FROM pgqueue.batch_status b WHERE b.retry_at IS NOT NULL ORDER BY b.id
+
 -- name: schedules
 SELECT s.name, s.state, s.problem, s.late_s FROM pgqueue.schedule_status s WHERE s.state IN ('broken', 'orphan') OR (s.state = 'active' AND s.late_s > 60) ORDER BY s.name

@@ -335,3 +335,64 @@ def test_a_full_queue_refuses_a_batch_as_a_whole_and_leaves_the_transaction_usab
 def test_a_step_of_sql_that_makes_no_sense_is_refused(conn: Connection) -> None:
     with pytest.raises(pg.InvalidParameterValue, match="a job needs a name"):
         conn.execute("""SELECT * FROM pgqueue.enqueue_batch('[{"payloads": [1]}]')""")
+
+
+def test_a_completion_that_cannot_be_enqueued_holds_up_its_own_batch_alone(
+    conn: Connection, dsn: str
+) -> None:
+    """Its type got a limit meanwhile, which takes no ordering key; it completes when that is lifted."""
+    steps = [part.with_payload(1)]
+    broken = app.batch(conn, steps, then=merge.using(key="k").with_payload("broken"))
+    sound = app.batch(conn, steps, then=part.with_payload(2))
+    conn.execute("INSERT INTO pgqueue.job_type (name, queue, slots) VALUES ('merge', 'default', 3)")
+    conn.commit()
+    with Holder(dsn) as holder:
+        jobs = holder.claim(of=scope(names=["part"]))
+        holder.run(complete([(token(job), Completed(batched=True)) for job in jobs]))
+        assert holder.run(fold()) == [sound.id]
+        status = app.batch_status(conn, broken)
+        assert status is not None
+        assert (status.unfinished, status.job_id) == (0, None)
+        assert "so it takes no ordering key" in str(status.problem)
+        assert holder.run(fold()) == []
+        conn.execute("UPDATE pgqueue.job_type SET slots = NULL")
+        conn.execute("UPDATE pgqueue.batch SET retry_at = now() WHERE retry_at IS NOT NULL")
+        conn.commit()
+        assert holder.run(fold()) == [broken.id]
+        status = app.batch_status(conn, broken)
+        assert status is not None
+        assert (status.job_id is not None, status.problem) == (True, None)
+        conn.rollback()
+        assert holder.run(fold()) == []
+    assert merges(conn) == 1
+
+
+@pytest.mark.parametrize(
+    ("completion", "why"),
+    [
+        ('{"payloads": [1]}', "a job needs a name"),
+        ('{"name": "  ", "payloads": [1]}', "a job needs a name"),
+        ('{"name": "merge"}', "payloads of the completion must be a JSON array"),
+        ('{"name": "merge", "payloads": [1], "queue": " "}', "queue is blank"),
+        ('{"name": "merge", "payloads": [1], "priority": 10}', "priority is 10"),
+        ('{"name": "merge", "payloads": [1], "keys": []}', "one key for each payload"),
+        ('{"name": "merge", "payloads": [1], "keys": [" "]}', "one key for each payload"),
+        ('{"name": "limited", "payloads": [1], "keys": ["k"]}', "takes no ordering key"),
+    ],
+)
+def test_a_completion_that_makes_no_sense_is_refused_with_the_batch(
+    conn: Connection, completion: str, why: str
+) -> None:
+    conn.execute("INSERT INTO pgqueue.job_type (name, queue, slots) VALUES ('limited', 'default', 1)")
+    with pytest.raises(pg.InvalidParameterValue, match=why):
+        conn.execute(
+            'SELECT pgqueue.enqueue_batch(\'[{"name": "part", "payloads": [1]}]\', %s)', (completion,)
+        )
+
+
+def test_a_completion_with_keys_for_its_payloads_is_let_in(conn: Connection) -> None:
+    conn.execute(
+        """SELECT pgqueue.enqueue_batch('[{"name": "part", "payloads": [1]}]', '{"name": "merge",
+             "payloads": ["a", "b"], "keys": ["k", null], "idempotency_keys": null, "delay": 1}')"""
+    )
+    assert seen(conn, "SELECT count(*) FROM pgqueue.job") == [(1,)]

@@ -71,7 +71,7 @@ def test_a_healthy_database_has_no_findings_and_every_check_reports(conn: Connec
             "tables",
             "indexes",
         ),
-        *("publications", "outbox", "schedules", "workers", "dead letters"),
+        *("publications", "outbox", "schedules", "batches", "workers", "dead letters"),
     }
 
 
@@ -307,6 +307,18 @@ def test_a_schedule_that_makes_no_jobs_is_a_problem(conn: Connection) -> None:
     works(conn, name="report")
     conn.execute("UPDATE pgqueue.schedule SET source = 'code', job = 'report'")
     assert only(conn, "schedules").level == "warning"
+
+
+def test_a_batch_whose_completion_cannot_be_enqueued_comes_with_what_helps(conn: Connection) -> None:
+    conn.execute("INSERT INTO pgqueue.batch (size, done, completion) VALUES (1, 0, '{\"payloads\": [1]}')")
+    conn.execute("INSERT INTO pgqueue.batch_tally VALUES (1, 'done', 1)")
+    conn.execute("SELECT pgqueue.fold_batches()")
+    found = only(conn, "batches")
+    assert found.level == "problem"
+    assert "completion job of batch 1 cannot be enqueued: pgqueue.enqueue of job" in found.text
+    conn.execute(found.remedy.partition("without the job: ")[2].encode())
+    assert conn.execute("SELECT pgqueue.fold_batches()").fetchall() == [(1,)]
+    assert findings(conn, "batches") == []
 
 
 def test_a_worker_that_fell_silent_is_a_warning(conn: Connection) -> None:
