@@ -406,7 +406,7 @@ BEGIN
         WHERE l.ctid = ANY (ARRAY (SELECT y.at FROM unnest(lp[r.n : tried], lq[r.n : tried], lk[r.n : tried]) y0(p, q, k)
           CROSS JOIN LATERAL (SELECT l.ctid AS at FROM pgqueue.lane l WHERE l.queue = y0.q AND l.key = y0.k AND l.slot = 0 AND y0.p = ANY (hp) OFFSET 0) y));
         RETURN QUERY
-          UPDATE pgqueue.job j SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, attempt = j.attempt + 1, claimed_at = statement_timestamp()
+          UPDATE pgqueue.job j SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, attempt = least(j.attempt + 1, 32767), claimed_at = statement_timestamp()
           FROM unnest(ho, hp, ht) x(o, p, tid) WHERE j.ctid = x.tid
           RETURNING x.o, x.p, j.id, j.queue, j.key, j.name, j.priority, j.attempt, j.max_attempts, j.timeout_s, j.lost, j.enqueued_at, j.expires_at,
             j.idempotency_key, j.backoff::text, j.headers::text, j.payload::text;
@@ -499,7 +499,7 @@ BEGIN
         SELECT h.tid, h.n FROM h
         CROSS JOIN LATERAL (SELECT j.ctid AS tid FROM pgqueue.job j WHERE j.ctid = h.tid AND j.id = h.id AND j.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) y
         WHERE y.tid = h.tid) -- one that has moved meanwhile is as good as locked
-      UPDATE pgqueue.job j SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, attempt = j.attempt + 1, claimed_at = statement_timestamp()
+      UPDATE pgqueue.job j SET lease = lane_claim.new_lease, deadline = clock_timestamp() + lane_claim.vt, attempt = least(j.attempt + 1, 32767), claimed_at = statement_timestamp()
       FROM (SELECT g.tid, g.n = row_number() OVER (ORDER BY g.n) AS unbroken FROM g) f -- none behind one that somebody has locked
       WHERE j.ctid = f.tid AND f.unbroken
       RETURNING r.o, r.pos, j.id, j.queue, j.key, j.name, j.priority, j.attempt, j.max_attempts, j.timeout_s, j.lost, j.enqueued_at, j.expires_at,

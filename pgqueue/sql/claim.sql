@@ -19,7 +19,7 @@ c AS MATERIALIZED (
   WHERE w.name = ANY (%(names)s::text[]) LIMIT %(n)s::int),
 u AS (
   UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
-    attempt = j.attempt + 1, claimed_at = statement_timestamp()
+    attempt = least(j.attempt + 1, 32767), claimed_at = statement_timestamp()
   FROM c WHERE j.ctid = c.ctid
   RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, timestamptz_send(j.enqueued_at),
     CASE WHEN num_nonnulls(j.idempotency_key, j.max_attempts, j.timeout_s, j.expires_at, j.backoff, j.headers, j.deferred) > 0
@@ -44,7 +44,7 @@ SELECT 0, 0, 0, 0, '', NULL, 0::smallint, '\\x',
 -- that runs, or began after this statement, is locked or taken: that is seen at once, while SKIP LOCKED asks the lock table,
 -- for each of the 500 rows that another worker's claim holds. What the look lets through SKIP LOCKED decides.
 UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
-  attempt = j.attempt + 1, claimed_at = statement_timestamp()
+  attempt = least(j.attempt + 1, 32767), claimed_at = statement_timestamp()
 WHERE j.name = ANY (%(names)s::text[]) AND j.ctid = ANY (ARRAY (
   SELECT x.ctid
   FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[]) v(q, p, f)
@@ -67,7 +67,7 @@ RETURNING CASE WHEN cardinality(%(order)s::text[]) > 1 THEN 10 * array_position(
 -- The first look of an idle worker that was called: what `claim` does, with fewer plan nodes to start, which is most of
 -- the time of a claim of one job. It examines what `claim` examines, but tells neither where a window was full nor whether keyed jobs wait.
 UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
-  attempt = j.attempt + 1, claimed_at = statement_timestamp()
+  attempt = least(j.attempt + 1, 32767), claimed_at = statement_timestamp()
 WHERE j.ctid = ANY (ARRAY (
   SELECT y.ctid
   FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::bigint[]) v(q, p, f)
@@ -112,7 +112,7 @@ WITH c AS MATERIALIZED (
   LIMIT %(n)s::int),
 u AS (
   UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
-    attempt = j.attempt + 1, lost = j.lost + (j.lease <> 0)::int, claimed_at = statement_timestamp()
+    attempt = least(j.attempt + 1, 32767), lost = j.lost + (j.lease <> 0)::int, claimed_at = statement_timestamp()
   FROM c, LATERAL (SELECT o.lease, o.claimed_at FROM pgqueue.job o WHERE o.id = c.id) before WHERE j.id = c.id
   RETURNING c.o::int, j.pos, j.id, j.lease, j.name, j.key, j.attempt, timestamptz_send(j.enqueued_at) AS enqueued,
     json_build_object('lost', j.lost, 'idempotency_key', j.idempotency_key, 'max_attempts', j.max_attempts, 'timeout_s', j.timeout_s::text,

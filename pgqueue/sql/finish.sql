@@ -86,7 +86,7 @@ SELECT d.id, d.queue, d.name, d.priority, d.key, d.dedup_key, d.idempotency_key,
   d.backoff, d.headers, d.payload, d.enqueued_at, d.expires_at,
   least(nullif(d.claimed_at, '-infinity'), (SELECT min(a.started_at) FROM a WHERE a.job_id = d.id)), nullif(d.claimed_at, '-infinity'),
   d.reason, coalesce(e.error_type, d.error_type), coalesce(e.error, d.error), coalesce(e.traceback, d.traceback), %(worker)s::text,
-  coalesce(d.headers ->> 'trace_id', nullif(split_part(d.headers ->> 'traceparent', '-', 2), '')),
+  CASE WHEN d.headers IS NOT NULL THEN coalesce(pgqueue.json_at(d.headers, '{trace_id}'), nullif(split_part(pgqueue.json_at(d.headers, '{traceparent}'), '-', 2), '')) END,
   coalesce((SELECT json_agg(json_build_object('attempt', a.attempt, 'outcome', a.outcome, 'started_at', a.started_at, 'at', a.at,
     'worker', a.worker, 'error_type', a.error_type, 'error', a.error, 'traceback', a.traceback) ORDER BY a.at) FROM a WHERE a.job_id = d.id), '[]'),
   (NOT pgqueue.is_limit(d.key, d.name) AND EXISTS (SELECT FROM pgqueue.job_type k WHERE k.name = d.name AND k.on_dead = 'block')) IS TRUE

@@ -66,7 +66,7 @@ free AS (
     SELECT y.at FROM t CROSS JOIN LATERAL (SELECT l.ctid AS at FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.slot = 0 OFFSET 0) y
     WHERE t.n <> ALL (ARRAY (SELECT DISTINCT h.n FROM h WHERE (SELECT w.whole FROM w) UNION ALL SELECT f.n FROM f)))))
 UPDATE pgqueue.job j SET lease = %(lease)s::bigint, deadline = clock_timestamp() + %(visibility)s::interval,
-  attempt = j.attempt + 1, claimed_at = statement_timestamp()
+  attempt = least(j.attempt + 1, 32767), claimed_at = statement_timestamp()
 WHERE j.ctid = ANY (ARRAY (SELECT g.tid FROM g WHERE (SELECT w.whole FROM w) UNION ALL SELECT f.tid FROM f))
 RETURNING CASE WHEN cardinality(%(order)s::text[]) > 1 THEN 10 * array_position(%(order)s::text[], j.queue) - 9 ELSE 1 END + j.priority,
   j.pos, j.id, j.lease, j.name, j.key, j.attempt, timestamptz_send(j.enqueued_at),

@@ -166,6 +166,18 @@ def test_the_attempt_is_counted_by_the_claim(conn: Connection, a: Holder) -> Non
     assert left[1]
 
 
+def test_a_job_whose_attempts_are_at_the_highest_number_keeps_no_other_from_being_claimed(
+    conn: Connection, a: Holder
+) -> None:
+    made = enqueue(conn, 3)
+    conn.execute("UPDATE pgqueue.job SET attempt = 32767 WHERE id = %s", made[:1])
+    conn.commit()
+    assert [job.attempt for job in a.claim(3)] == [32767, 1, 1]
+    lose(conn, made)
+    conn.commit()
+    assert [job.attempt for job in a.suspects()] == [32767, 2, 2]
+
+
 def test_no_lease_is_handed_out_twice_across_claims_and_worker_starts(
     conn: Connection, a: Holder, b: Holder
 ) -> None:

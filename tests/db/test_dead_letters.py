@@ -91,6 +91,19 @@ def test_the_trace_id_of_a_dead_letter_comes_from_the_headers_if_they_have_one(
     assert one(conn, "SELECT trace_id FROM pgqueue.dead_job") == trace
 
 
+@pytest.mark.parametrize("headers", [r'{"x": "\u0000"}', r'{"trace_id": "\ud800"}', "[1]"])
+def test_a_job_can_be_buried_whatever_a_plain_insert_wrote_into_its_headers(
+    conn: Connection, a: Holder, headers: str
+) -> None:
+    conn.execute("INSERT INTO pgqueue.job (name, payload, headers) VALUES ('work', '1', %s)", [headers])
+    (other,) = enqueue(conn, headers={"trace_id": "t-1"})
+    conn.commit()
+    jobs = a.claim()
+    assert len(a.run(bury([Failed(claim=token(job), outcome=buried()) for job in jobs], "w"))) == 2
+    assert one(conn, "SELECT headers::text FROM pgqueue.dead_job WHERE trace_id IS NULL") == headers
+    assert one(conn, "SELECT id FROM pgqueue.dead_job WHERE trace_id = 't-1'") == other
+
+
 @pytest.mark.parametrize(
     "reason", ["exhausted", "permanent", "worker lost", "undecodable", "timeout", "expired"]
 )

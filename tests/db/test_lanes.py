@@ -74,6 +74,19 @@ def test_the_jobs_handed_out_of_one_lane_are_its_oldest_in_order(
     assert ids(b.lanes(500, depth=5)) == made[5:10]
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_job_whose_attempts_are_at_the_highest_number_keeps_no_other_lane_from_being_claimed(
+    conn: Connection, a: Holder, *, limited: bool
+) -> None:
+    if limited:
+        conn.execute("INSERT INTO pgqueue.job_type (name, key_slots) VALUES ('work', 1)")
+    (full,) = enqueue(conn, key="full")
+    (other,) = enqueue(conn, key="other")
+    conn.execute("UPDATE pgqueue.job SET attempt = 32767 WHERE id = %s", [full])
+    conn.commit()
+    assert [(job.id, job.attempt) for job in a.lanes()] == [(full, 32767), (other, 1)]
+
+
 def test_a_claim_of_lanes_hands_out_no_more_jobs_than_asked_for(conn: Connection, a: Holder) -> None:
     for key in "abcd":
         enqueue(conn, 5, key=key)
