@@ -42,7 +42,7 @@ def complete(
     """
     rows = [
         f'{{"id":{claim.id},"lease":{claim.lease},"result":{end.result or "null"},'
-        f'"problem":{json.dumps(end.problem)},"steps":{end.steps or "null"}}}'
+        f'"problem":{json.dumps(end.problem)},"steps":{end.steps or "null"},"skipped":{json.dumps(end.skipped)}}}'
         for claim, end in endings
     ]
     return Statement(_SQL["complete"], {"jobs": f"[{','.join(rows)}]", "wait": wait}, column)

@@ -26,7 +26,8 @@ class Status:
     """What became of a job.
 
     `state`: ready, delayed, blocked, in_flight, dead; done and cancelled where its type keeps jobs. `progress` (0 to 1)
-    and `note` are what the handler last said. `problem`: why a result could not be kept. `max_attempts`: None = the
+    and `note` are what the handler last said. `problem`: why a result could not be kept, or by which job the
+    idempotency key had been applied, so that this one was skipped. `max_attempts`: None = the
     built-in default.
     """
 

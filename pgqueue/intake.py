@@ -97,7 +97,7 @@ class Intake:
         self._all: Wish | None = None
         self._names = list(runners)
         #: Takes idempotency keys in the ledger; the engine sets it when it is connected.
-        self.take: Callable[[Sequence[Keyed]], tuple[set[int], set[int]]] = lambda _: (set(), set())
+        self.take: Callable[[Sequence[Keyed]], tuple[set[int], dict[int, int]]] = lambda _: (set(), {})
         #: The queues whose last claim found all it asked for.
         self._backlogged: set[tuple[str, ...]] = set()
         self._to_wake: list[tuple[ThreadSlots | TaskSlots, int]] = []
@@ -318,11 +318,11 @@ class Intake:
         for job_id in before:
             job = asking[job_id]
             self._bus.emit(AlreadyApplied(job_id=job_id, name=job.name, key=idempotency_key(job)))
-        taken -= before
+        taken -= before.keys()
         self._hand.keyed |= taken
-        waiting = asking.keys() - taken - before
+        waiting = asking.keys() - taken - before.keys()
         barred: dict[int, Outcome] = dict.fromkeys(waiting, Snoozed(delay=LEDGER_WAIT))
-        return barred | {i: self._runners[asking[i].name].ended(asking[i], None) for i in before}
+        return barred | {i: self._runners[asking[i].name].skipped(asking[i], by) for i, by in before.items()}
 
     def _verdict(self, job: Claimed) -> Outcome | None:
         """Decide about a job that is not to run at all."""

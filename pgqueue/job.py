@@ -207,12 +207,14 @@ class Completed:
     """The handler returned, and its end has more to write than the acknowledgement.
 
     `result` is JSON text, `problem` says why there is none; `steps` is JSON text of what the handler wants to follow.
+    `skipped`: it was not run, as its idempotency key has been applied, and nothing follows it.
     """
 
     result: str | None = None
     problem: str | None = None
     steps: str | None = None
     batched: bool = False
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ def take(jobs: Sequence[Keyed]) -> Statement[list[int]]:
     return Statement(_SQL["take"], _params(jobs), column)
 
 
-def applied(jobs: Sequence[Keyed]) -> Statement[list[int]]:
-    """Return the ids of the jobs whose effect has been applied before. Takes no lock."""
-    return Statement(_SQL["applied"], _params(jobs), column)
+def applied(jobs: Sequence[Keyed]) -> Statement[dict[int, int]]:
+    """Return the ids of the jobs whose effect has been applied before, each with the job that did. Takes no lock."""
+    return Statement(_SQL["applied"], _params(jobs), lambda rows: {row[0]: row[1] for row in rows})
 
 
 def apply(claims: Sequence[Claim]) -> Statement[list[int]]:

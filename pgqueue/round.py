@@ -165,8 +165,11 @@ class Rounds:
         with Pipeline(self.connection) as p:
             p.send(reclaim(jobs, lanes, self._visibility))
 
-    def take(self, jobs: Sequence[Keyed]) -> tuple[set[int], set[int]]:
-        """Take the idempotency keys of claimed jobs; return the ids that have theirs, and those applied before."""
+    def take(self, jobs: Sequence[Keyed]) -> tuple[set[int], dict[int, int]]:
+        """Take the idempotency keys of claimed jobs; return the ids that have theirs, and those applied before.
+
+        With each of the latter comes the job that did.
+        """
         with Pipeline(self.connection) as p:
             p.begin()
             p.run(BRIEFLY)
@@ -174,7 +177,7 @@ class Rounds:
             taken = p.send(take(jobs))
             p.commit()
             before = p.send(applied(jobs))
-        return set(taken.result()), set(before.result())
+        return set(taken.result()), before.result()
 
     def draw(self, reports: Sequence[Report]) -> dict[str, int]:
         """Report executions and take retry tokens."""

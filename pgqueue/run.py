@@ -103,6 +103,13 @@ class Runner:
             batched=isinstance(mark, dict) and "batch" in mark,
         )
 
+    def skipped(self, claimed: Claimed, by: int) -> Outcome:
+        """Decide what there is to write about a job whose idempotency key job `by` has applied: nothing follows."""
+        end = self.ended(claimed, None)
+        if not isinstance(end, Completed):
+            return end
+        return replace(end, result=None, problem=f"already applied by job {by}", skipped=True)
+
     def arguments(self, claimed: Claimed, job: Job | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the payload; return the handler's arguments. Raises Undecodable."""
         named = {self._job_parameter: job} if self._job_parameter else {}

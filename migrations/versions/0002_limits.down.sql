@@ -20,6 +20,12 @@ ALTER TABLE pgqueue.job
 
 ALTER TABLE pgqueue.job DROP COLUMN deferred;
 
+-- Idempotency keys ----------------------------------------------------------------------------------------
+
+COMMENT ON COLUMN pgqueue.job_history.problem IS 'Why there is no result, where the handler returned one that could not be kept.';
+
+-- as before: pgqueue.complete
+
 -- Batches -------------------------------------------------------------------------------------------------
 
 -- as before: pgqueue.enqueue_batch

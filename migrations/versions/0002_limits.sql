@@ -855,6 +855,57 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Idempotency keys ----------------------------------------------------------------------------------------
+
+-- A job that is skipped, as its key has been applied, has no effect: nothing follows it. It is an ended member of its batch.
+CREATE OR REPLACE FUNCTION pgqueue.complete(jobs json, wait boolean DEFAULT false) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  r     record;
+  steps json;
+BEGIN
+  IF complete.wait THEN
+    PERFORM FROM pgqueue.job j JOIN json_to_recordset(complete.jobs) x(id bigint, lease bigint) ON j.id = x.id AND j.lease = x.lease FOR UPDATE OF j;
+    -- A key that another job has taken meanwhile is as good as a lost lease: see seal in ledger.sql.
+    PERFORM FROM pgqueue.effect e JOIN pgqueue.job j ON e.name = j.name AND e.key = j.idempotency_key
+    JOIN json_to_recordset(complete.jobs) x(id bigint) ON j.id = x.id WHERE e.job_id = j.id AND e.applied_at IS NULL FOR UPDATE OF e;
+    IF NOT FOUND AND EXISTS (SELECT FROM pgqueue.job j JOIN json_to_recordset(complete.jobs) x(id bigint) ON j.id = x.id WHERE j.idempotency_key IS NOT NULL) THEN
+      RETURN;
+    END IF;
+  END IF;
+  FOR r IN
+    WITH l AS MATERIALIZED (
+      SELECT x.* FROM json_to_recordset(complete.jobs) x(id bigint, lease bigint, result json, problem text, steps json, skipped boolean)
+      CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
+    d AS (
+      DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
+      RETURNING j.*, l.result, l.problem, l.steps, l.skipped, nullif(j.claimed_at, '-infinity') - greatest(j.enqueued_at, j.ready_at) AS wait),
+    e AS (
+      UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
+      WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id AND e.lease = d.lease AND e.applied_at IS NULL),
+    t AS (
+      INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
+      SELECT d.queue, d.name, 'ok', count(*), coalesce(extract(epoch FROM sum(d.wait)), 0) FROM d GROUP BY d.queue, d.name),
+    p AS (DELETE FROM pgqueue.progress p USING d WHERE p.job_id = d.id),
+    b AS (
+      INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
+      SELECT m.batch, 'done', count(*) FROM (SELECT pgqueue.batch_of(d.headers) AS batch FROM d WHERE d.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
+    h AS (
+      INSERT INTO pgqueue.job_history (id, until, outcome, name, queue, priority, key, attempt, enqueued_at, started_at, worker, headers, payload, result, problem)
+      SELECT d.id, u.until, 'done', d.name, d.queue, d.priority, d.key, d.attempt, d.enqueued_at, d.claimed_at,
+             (SELECT w.host || ':' || w.pid FROM pgqueue.worker w WHERE w.nonce = d.lease >> 32), d.headers, d.payload, d.result, d.problem
+      FROM d JOIN pgqueue.job_type k ON k.name = d.name CROSS JOIN LATERAL (SELECT pgqueue.history_until(k.keep_s) AS until) u WHERE u.until IS NOT NULL)
+    SELECT d.id, d.steps, CASE WHEN d.headers IS NOT NULL AND d.skipped IS NOT TRUE THEN pgqueue.json_at(d.headers, '{pgqueue,then}')::json END AS follow FROM d ORDER BY d.id
+  LOOP
+    FOREACH steps IN ARRAY ARRAY[r.follow, r.steps] LOOP
+      CONTINUE WHEN json_typeof(steps) IS DISTINCT FROM 'array';
+      PERFORM pgqueue.enqueue_step(s.value, r.id) FROM json_array_elements(steps) s;
+    END LOOP;
+    RETURN NEXT r.id;
+  END LOOP;
+END $$;
+COMMENT ON COLUMN pgqueue.job_history.problem IS 'Why there is no result: the one returned could not be kept, or the job was skipped.';
+
 -- Retry budget --------------------------------------------------------------------------------------------
 
 -- A retry that the budget has put off asks for it once more when its time has come. NULL, and so no byte, on all others.

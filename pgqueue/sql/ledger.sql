@@ -22,8 +22,8 @@ UNION ALL
 SELECT t.j FROM t JOIN pgqueue.effect e ON e.name = t.n AND e.key = t.k AND e.job_id = t.j AND e.lease = t.l AND e.applied_at IS NULL
 
 -- name: applied
--- Which of these (name, key) have been applied.
-SELECT t.j FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS t(n, k, j)
+-- Which of these (name, key) have been applied, and by which job.
+SELECT t.j, e.job_id FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS t(n, k, j)
 JOIN pgqueue.effect e ON e.name = t.n AND e.key = t.k WHERE e.applied_at IS NOT NULL
 
 -- name: apply
