@@ -90,9 +90,9 @@ def release(claims: Sequence[Claim | Claimed]) -> Statement[list[int]]:
     return Statement(_SQL["release"], _claims(claims), column)
 
 
-def drop(claims: Sequence[Claim | Claimed]) -> Statement[list[int]]:
-    """Delete cancelled jobs; returns the ids done."""
-    return Statement(_SQL["drop"], _claims(claims), column)
+def drop(claims: Sequence[Claim | Claimed], unbegun: Sequence[int] = ()) -> Statement[list[int]]:
+    """Delete cancelled jobs, of which these ids were not begun under this claim; returns the ids done."""
+    return Statement(_SQL["drop"], _claims(claims) | {"unbegun": list(unbegun)}, column)
 
 
 def nudge(queues: Sequence[str]) -> Statement[None]:

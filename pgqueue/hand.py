@@ -86,15 +86,16 @@ class Hand:
         seconds = time.monotonic() - started
         self.busy_s += seconds
         self.attempts += 1
-        self.ended.append(Ended(claimed, self._unless_cancelled(claimed, outcome), seconds))
+        self.ended.append(Ended(claimed, self._unless_cancelled(claimed, outcome, begun=True), seconds))
 
     def decline(self, claimed: Claimed, outcome: Outcome) -> None:
         """Report a job that is not run; it tells nothing about how long jobs take."""
-        self.ended.append(Ended(claimed, self._unless_cancelled(claimed, outcome), 0.0, executed=False))
+        written = self._unless_cancelled(claimed, outcome, begun=False)
+        self.ended.append(Ended(claimed, written, 0.0, executed=False))
 
-    def _unless_cancelled(self, claimed: Claimed, outcome: Outcome) -> Outcome:
+    def _unless_cancelled(self, claimed: Claimed, outcome: Outcome, *, begun: bool) -> Outcome:
         if claimed.id in self.cancelled and isinstance(outcome, Retried | Snoozed | Released | Buried):
-            return Dropped()
+            return Dropped(begun=begun)
         return outcome
 
     def own(self, claimed: Claimed) -> bool:
@@ -119,7 +120,7 @@ class Hand:
     def barred(self, claimed: Claimed) -> Outcome | None:
         """Report a job that was cancelled, or is known to be lost, before its handler started; None if it may start."""
         if claimed.id in self.cancelled:
-            outcome: Outcome = Dropped()
+            outcome: Outcome = Dropped(begun=False)
         elif Claim(claimed.id, claimed.lease) in self.lost:
             outcome = Fenced()
         else:

@@ -332,7 +332,7 @@ class Intake:
             failure = Failure(error_type="Unreadable", message="its headers are nested too deeply to be read")
             return Buried(reason="undecodable", failure=failure)
         if cancelled(job):
-            return Dropped()
+            return Dropped(begun=False)
         if expired(job):
             failure = Failure(
                 error_type="Expired", message="its expires_at had passed before a worker could run it"

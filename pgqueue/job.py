@@ -248,9 +248,11 @@ class Snoozed:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """The job was cancelled: its row goes, it never runs again."""
+    """The job was cancelled: its row goes, it never runs again. `begun`: its handler was called in this attempt."""
+
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ class Rounds:
         buried = [Failed(claim=_claim(c), outcome=o) for c, o in ended if isinstance(o, Buried)]
         snoozed = [(_claim(c), o.delay) for c, o in ended if isinstance(o, Snoozed)]
         released = [_claim(c) for c, o in ended if isinstance(o, Released)]
-        dropped = [_claim(c) for c, o in ended if isinstance(o, Dropped)]
+        dropped = [(_claim(c), o) for c, o in ended if isinstance(o, Dropped)]
         completed = [(_claim(c), o) for c, o in ended if isinstance(o, Completed)]
         sent = []
         if results.applied:
@@ -282,7 +282,8 @@ class Rounds:
         if released:
             sent.append(([c.id for c in released], p.send(release(released))))
         if dropped:
-            sent.append(([c.id for c in dropped], p.send(drop(dropped))))
+            unbegun = [c.id for c, o in dropped if not o.begun]
+            sent.append(([c.id for c, _ in dropped], p.send(drop([c for c, _ in dropped], unbegun))))
         return sent
 
     def _settle(self, results: Results, sent: Sent, out: Outcomes) -> None:

@@ -20,6 +20,10 @@ ALTER TABLE pgqueue.job
 
 ALTER TABLE pgqueue.job DROP COLUMN deferred;
 
+-- Dedup keys ----------------------------------------------------------------------------------------------
+
+-- as before: pgqueue.cancel
+
 -- Idempotency keys ----------------------------------------------------------------------------------------
 
 COMMENT ON COLUMN pgqueue.job_history.problem IS 'Why there is no result, where the handler returned one that could not be kept.';

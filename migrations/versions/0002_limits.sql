@@ -906,6 +906,41 @@ BEGIN
 END $$;
 COMMENT ON COLUMN pgqueue.job_history.problem IS 'Why there is no result: the one returned could not be kept, or the job was skipped.';
 
+-- Dedup keys ----------------------------------------------------------------------------------------------
+
+-- A job that is cancelled before it ran frees its dedup key: nobody is to be given the id of work that is never done.
+CREATE OR REPLACE FUNCTION pgqueue.cancel(ids bigint[]) RETURNS TABLE (id bigint, state text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  done bigint[]; qs text[]; ks text[];
+BEGIN
+  WITH l AS MATERIALIZED (
+    SELECT j.id FROM pgqueue.job j WHERE j.id = ANY ($1) AND j.lease = 0 ORDER BY j.id FOR UPDATE SKIP LOCKED),
+  d AS (DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.*),
+  b AS (
+    INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
+    SELECT m.batch, 'gone', count(*) FROM (SELECT pgqueue.batch_of(d.headers) AS batch FROM d WHERE d.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
+  h AS (
+    INSERT INTO pgqueue.job_history (id, until, outcome, name, queue, priority, key, attempt, enqueued_at, started_at, headers, payload)
+    SELECT d.id, u.until, 'cancelled', d.name, d.queue, d.priority, d.key, d.attempt, d.enqueued_at, nullif(d.claimed_at, '-infinity'), d.headers, d.payload
+    FROM d JOIN pgqueue.job_type k ON k.name = d.name CROSS JOIN LATERAL (SELECT pgqueue.history_until(k.keep_s) AS until) u WHERE u.until IS NOT NULL),
+  k AS MATERIALIZED (
+    SELECT f.queue, f.key FROM d JOIN pgqueue.dedup f ON f.queue = d.queue AND f.key = d.dedup_key AND f.job_id = d.id
+    WHERE d.dedup_key IS NOT NULL AND d.attempt = 0 ORDER BY f.queue, f.key FOR UPDATE OF f),
+  f AS (DELETE FROM pgqueue.dedup f USING k WHERE f.queue = k.queue AND f.key = k.key),
+  s AS (DELETE FROM pgqueue.job_signal s USING d WHERE s.job_id = d.id),
+  a AS (DELETE FROM pgqueue.attempt_log g USING d WHERE g.job_id = d.id),
+  t AS (INSERT INTO pgqueue.tally (queue, name, outcome, n) SELECT d.queue, d.name, 'cancelled', count(*) FROM d GROUP BY d.queue, d.name),
+  r AS (
+    INSERT INTO pgqueue.job_signal (job_id)
+    SELECT j.id FROM pgqueue.job j WHERE j.id = ANY ($1) AND NOT EXISTS (SELECT FROM d WHERE d.id = j.id)
+    ORDER BY j.id ON CONFLICT DO NOTHING)
+  SELECT coalesce(array_agg(d.id), '{}'), array_agg(d.queue) FILTER (WHERE d.key IS NOT NULL), array_agg(d.key) FILTER (WHERE d.key IS NOT NULL)
+  INTO done, qs, ks FROM d;
+  PERFORM pgqueue.lane_refresh(qs, ks); -- with the name of a job that is gone no worker might take the lane
+  RETURN QUERY SELECT c.id, CASE c.state WHEN 'changed' THEN 'cancelled' WHEN 'held' THEN 'requested' ELSE c.state END FROM pgqueue.changes($1, done) c;
+END $$;
+
 -- Retry budget --------------------------------------------------------------------------------------------
 
 -- A retry that the budget has put off asks for it once more when its time has come. NULL, and so no byte, on all others.

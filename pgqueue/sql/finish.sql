@@ -68,7 +68,7 @@ SELECT r.id FROM r
 
 -- name: bury
 -- Jobs that cannot succeed: move them, with the log of their attempts, to the dead letters. One that ends without having
--- been run again (RetryBudget) shows the error that it last failed with.
+-- been run again (RetryBudget) shows the error that it last failed with. One that expired before it ran frees its dedup key.
 WITH l AS MATERIALIZED (
   SELECT x.*, j.at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, reason text, error_type text, error text, traceback text)
   CROSS JOIN LATERAL (SELECT j.id, j.ctid AS at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
@@ -76,6 +76,12 @@ d AS (
   DELETE FROM pgqueue.job j USING l WHERE j.ctid = l.at RETURNING j.*, l.reason, l.error_type, l.error, l.traceback),
 k AS (
   DELETE FROM pgqueue.effect f USING d WHERE f.name = d.name AND f.key = d.idempotency_key AND f.job_id = d.id AND f.applied_at IS NULL),
+f AS MATERIALIZED (
+  SELECT y.queue, y.key FROM d
+  CROSS JOIN LATERAL (
+    SELECT f.queue, f.key FROM pgqueue.dedup f WHERE f.queue = d.queue AND f.key = d.dedup_key AND f.job_id = d.id FOR UPDATE SKIP LOCKED) y
+  WHERE d.dedup_key IS NOT NULL AND d.attempt <= 1 AND d.reason = 'expired'),
+free AS (DELETE FROM pgqueue.dedup f USING f AS y WHERE f.queue = y.queue AND f.key = y.key),
 a AS (
   DELETE FROM pgqueue.attempt_log g USING d WHERE g.job_id = d.id RETURNING g.*),
 t AS (
@@ -118,7 +124,7 @@ WITH l AS MATERIALIZED (
 UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', attempt = j.attempt - 1 FROM l WHERE j.id = l.id RETURNING j.id
 
 -- name: drop
--- Cancelled jobs: their rows and signals go.
+-- Cancelled jobs: their rows and signals go; those that had never begun free their dedup keys.
 WITH l AS MATERIALIZED (
   SELECT x.id FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[]) x(id, lease)
   CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
@@ -126,6 +132,12 @@ d AS (DELETE FROM pgqueue.job j USING l WHERE j.id = l.id RETURNING j.*),
 s AS (DELETE FROM pgqueue.job_signal s USING d WHERE s.job_id = d.id),
 k AS (
   DELETE FROM pgqueue.effect f USING d WHERE f.name = d.name AND f.key = d.idempotency_key AND f.job_id = d.id AND f.applied_at IS NULL),
+f AS MATERIALIZED (
+  SELECT y.queue, y.key FROM d
+  CROSS JOIN LATERAL (
+    SELECT f.queue, f.key FROM pgqueue.dedup f WHERE f.queue = d.queue AND f.key = d.dedup_key AND f.job_id = d.id FOR UPDATE SKIP LOCKED) y
+  WHERE d.dedup_key IS NOT NULL AND d.attempt <= 1 AND d.id = ANY (%(unbegun)s::bigint[])),
+free AS (DELETE FROM pgqueue.dedup f USING f AS y WHERE f.queue = y.queue AND f.key = y.key),
 b AS (
   INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
   SELECT m.batch, 'gone', count(*) FROM (SELECT pgqueue.batch_of(d.headers) AS batch FROM d WHERE d.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),

@@ -4,14 +4,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
 from pgqueue import App, JobRef
+from pgqueue.cancel import cancel
+from pgqueue.connection import execute
+from pgqueue.finish import Failed, bury, drop, release
 from pgqueue.prune import chores
+from pgqueue.testing import drain
+from tests.factories import Holder, buried, scope, token
 from tests.server import Connection, Server
 from tests.waiting import eventually
 
@@ -333,3 +338,93 @@ def test_a_caller_that_was_late_by_a_moment_sees_who_took_the_free_key(conn: Con
         assert late.result(60) == JobRef(first.id, created=False)
         two.commit()
     assert stored(conn) == [first.id]
+
+
+def test_a_job_that_is_cancelled_before_it_ran_frees_its_key(clean: Connection, shop: str) -> None:
+    once = ship.using(dedup_key="k")
+    first = once.enqueue(clean, 1)
+    kept = ship.using(dedup_key="other").enqueue(clean, 1)
+    clean.commit()
+    assert [c.state for c in execute(clean, cancel([first.id]))] == ["cancelled"]
+    second = once.enqueue(clean, 2)
+    assert second.created
+    assert not ship.using(dedup_key="other").enqueue(clean, 2).created
+    clean.execute("UPDATE pgqueue.dedup SET job_id = 0 WHERE key = 'k'")  # another job's by now
+    execute(clean, cancel([second.id, kept.id]))
+    assert clean.execute("SELECT key FROM pgqueue.dedup").fetchall() == [("k",)]
+
+
+def test_a_job_that_is_cancelled_after_it_ran_keeps_its_key_for_the_window(
+    clean: Connection, shop: str
+) -> None:
+    once = ship.using(dedup_key="k")
+    first = once.enqueue(clean, 1)
+    clean.execute("UPDATE pgqueue.job SET attempt = 1")
+    execute(clean, cancel([first.id]))
+    assert once.enqueue(clean, 2) == JobRef(first.id, created=False)
+
+
+@pytest.mark.parametrize(
+    ("end", "frees"),
+    [
+        ("dropped unbegun", True),
+        ("dropped", False),
+        ("expired", True),
+        ("permanent", False),
+        ("second attempt", False),
+    ],
+)
+def test_a_claimed_job_that_ends_frees_its_key_only_if_its_handler_was_never_called(
+    clean: Connection, shop: str, end: str, frees: bool
+) -> None:
+    once = ship.using(dedup_key="k")
+    first = once.enqueue(clean, 1)
+    clean.execute("UPDATE pgqueue.job SET attempt = %s", [int(end == "second attempt")])
+    clean.commit()
+    with Holder(shop) as holder:
+        (job,) = holder.claim(of=scope(names=["ship"]))
+        if end in ("expired", "permanent", "second attempt"):
+            reason = "permanent" if end == "permanent" else "expired"
+            holder.run(bury([Failed(claim=token(job), outcome=buried(reason))], "host:1"))
+        else:
+            holder.run(drop([token(job)], [job.id] if end == "dropped unbegun" else []))
+    again = once.enqueue(clean, 2)
+    assert (again.created, again.id != first.id) == (frees, frees)
+    clean.execute("DELETE FROM pgqueue.dead_job")
+    clean.commit()
+
+
+def test_a_worker_frees_the_keys_of_jobs_that_it_does_not_begin(clean: Connection, shop: str) -> None:
+    """One was claimed, cancelled and given back; the time of the other one is over."""
+    cancelled, expired = ship.using(dedup_key="c"), ship.using(dedup_key="e")
+    first = cancelled.enqueue(clean, 1)
+    clean.commit()
+    with Holder(shop) as holder:
+        (job,) = holder.claim(of=scope(names=["ship"]))
+        assert [c.state for c in execute(clean, cancel([first.id]))] == ["requested"]
+        clean.commit()
+        holder.run(release([token(job)]))
+    expired.using(expires_at=datetime.now(UTC) - timedelta(hours=1)).enqueue(clean, 2)
+    clean.commit()
+    drain(app, shop)
+    assert stored(clean) == []
+    assert cancelled.enqueue(clean, 3).created
+    assert expired.enqueue(clean, 4).created
+    clean.rollback()
+    clean.execute("DELETE FROM pgqueue.dead_job")
+    clean.commit()
+
+
+def test_a_cancel_takes_keys_in_their_order_whatever_that_of_the_jobs(clean: Connection, shop: str) -> None:
+    """A bulk that replaces takes the keys in their order, as a cancel does, whatever the order of the jobs."""
+    made = [ship.using(dedup_key=key).enqueue(clean, 1).id for key in ("b", "a")]
+    clean.commit()
+    with psycopg.connect(shop) as one, psycopg.connect(shop) as two, ThreadPoolExecutor(1) as pool:
+        one.execute("SELECT FROM pgqueue.dedup WHERE key = 'a' FOR NO KEY UPDATE")
+        cancelling = pool.submit(execute, two, cancel(made))
+        eventually(waiting(clean, 1))
+        one.execute("SELECT FROM pgqueue.dedup WHERE key = 'b' FOR NO KEY UPDATE")
+        one.commit()
+        assert [c.state for c in cancelling.result(60)] == ["cancelled"] * 2
+        two.commit()
+    assert stored(clean) == []
