@@ -976,6 +976,7 @@ DECLARE
   to_q    text;
   to_prio smallint;
   wait_s  int;
+  shed    boolean := false;
   due     timestamptz;
   problem text;
   r       record;
@@ -1067,6 +1068,16 @@ BEGIN
 
   IF kind.limited AND when_full <> 'ignore' AND json_array_length(payloads) > 0 THEN
     wait_s := pgqueue.queue_full(to_q);
+    IF wait_s IS NOT NULL AND dedup_keys IS NOT NULL THEN
+      -- A taken key adds no job, so it is answered; what would add one is shed one by one, or the call is refused as a whole.
+      shed := kind.sheddable;
+      IF shed OR NOT EXISTS (
+        SELECT FROM unnest(dedup_keys) k WHERE NOT EXISTS (
+          SELECT FROM pgqueue.dedup d WHERE d.queue = to_q AND d.key = k
+            AND CASE WHEN d.until IS NULL THEN EXISTS (SELECT FROM pgqueue.job j WHERE j.id = d.job_id) ELSE d.until > clock_timestamp() END)) THEN
+        wait_s := NULL;
+      END IF;
+    END IF;
     IF wait_s IS NOT NULL AND kind.sheddable THEN
       INSERT INTO pgqueue.tally (queue, name, outcome, n) VALUES (to_q, enqueue_many.name, 'shed', json_array_length(payloads));
       RETURN QUERY SELECT 0::bigint, false, false FROM generate_series(1, json_array_length(payloads));
@@ -1130,6 +1141,10 @@ BEGIN
         END IF;
         EXIT;
       END IF;
+      IF shed THEN
+        ids[r.n] := 0; made[r.n] := false; altered[r.n] := false;
+        EXIT;
+      END IF;
       jid := coalesce(jid, nextval(pg_get_serial_sequence('pgqueue.job', 'id')));
       INSERT INTO pgqueue.dedup (queue, key, job_id, until)
       VALUES (to_q, r.dedup, jid, CASE WHEN NOT dedup_live THEN clock_timestamp() + dedup_window END) ON CONFLICT DO NOTHING;
@@ -1153,6 +1168,9 @@ BEGIN
       RAISE EXCEPTION 'dedup key % of queue % changed hands ten times', r.dedup, to_q USING ERRCODE = '55P03';
     END IF;
   END LOOP;
+  IF shed THEN
+    INSERT INTO pgqueue.tally (queue, name, outcome, n) SELECT to_q, enqueue_many.name, 'shed', count(*) FROM unnest(ids) i WHERE i = 0 HAVING count(*) > 0;
+  END IF;
   RETURN QUERY SELECT u.i, u.c, u.a FROM unnest(ids, made, altered) WITH ORDINALITY u(i, c, a, n) ORDER BY u.n;
 END $$;
 

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from pgqueue import App, BadOption, QueueFull
+from pgqueue import App, BadOption, JobRef, QueueFull
 from pgqueue.connection import execute
 from pgqueue.declare import declare
 from pgqueue.depth import sample
@@ -224,6 +224,44 @@ def test_a_bulk_is_refused_as_a_whole(conn: Connection) -> None:
         send_receipt.using(dedup_key="k").enqueue(conn, Receipt(order_id=1))
     assert send_receipt.enqueue_many(conn, []) == []
     assert count(conn) == 0
+
+
+@pytest.mark.parametrize("window", [timedelta(hours=1), "live"])
+def test_a_full_queue_answers_a_taken_dedup_key_which_adds_no_job(conn: Connection, window: Any) -> None:
+    """Once and in bulk alike; where a key is free, the call is refused as a whole."""
+    once = send_receipt.using(dedup_key=lambda receipt: f"k{receipt.order_id}", dedup_window=window)
+    made = once.enqueue_many(conn, [Receipt(order_id=n) for n in range(2)])
+    execute(conn, limit("mail", max_depth=1))
+    sampled(conn, ready=9)
+    assert once.enqueue(conn, Receipt(order_id=1)) == JobRef(made[1].id)
+    again = once.enqueue_many(conn, [Receipt(order_id=n) for n in (1, 0, 1)])
+    assert again == [JobRef(made[n].id) for n in (1, 0, 1)]
+    assert once.using(dedup_mode="replace").enqueue(conn, Receipt(order_id=1)).changed
+    with pytest.raises(QueueFull):
+        once.enqueue(conn, Receipt(order_id=2))
+    with pytest.raises(QueueFull):
+        once.enqueue_many(conn, [Receipt(order_id=n) for n in range(3)])
+    found = conn.execute("SELECT pgqueue.enqueue('send-receipt', dedup_key => 'k1')").fetchone()
+    assert found == (made[1].id,)
+    conn.execute("DELETE FROM pgqueue.job")
+    conn.execute("UPDATE pgqueue.dedup SET until = clock_timestamp() WHERE until IS NOT NULL")
+    with pytest.raises(QueueFull):
+        once.enqueue(conn, Receipt(order_id=1))
+    assert count(conn) == 0
+
+
+def test_of_a_sheddable_bulk_only_jobs_whose_dedup_key_is_free_are_shed(conn: Connection) -> None:
+    once = refresh.using(dedup_key=lambda customer: f"k{customer}")
+    kept = once.enqueue(conn, 1)
+    execute(conn, limit("mail", max_depth=1))
+    sampled(conn, ready=9)
+    assert once.enqueue(conn, 1) == JobRef(kept.id)
+    assert once.enqueue(conn, 2).shed
+    assert once.enqueue_many(conn, [2, 1, 3]) == [JobRef(0), JobRef(kept.id), JobRef(0)]
+    counted = conn.execute("SELECT sum(n) FROM pgqueue.tally WHERE outcome = 'shed'").fetchone()
+    assert counted == (3,)
+    assert count(conn) == 1
+    assert conn.execute("SELECT key FROM pgqueue.dedup").fetchall() == [("k1",)]
 
 
 def test_a_sheddable_job_is_dropped_and_counted(conn: Connection) -> None:
