@@ -16,6 +16,7 @@ from typing import Any
 
 from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
 from pgqueue.statement import Row, Statement, load, scalar
+from relay.fields import KEY_BYTES, LOWEST, NAME_BYTES, aggregate, text, whole
 
 _SQL = load("relay", "inbox")
 
@@ -30,8 +31,8 @@ class Inbox:
 
         Waits for an open transaction that has taken the same key, and wins if that one rolls back. At
         REPEATABLE READ and above a key committed meanwhile is a serialization failure, like any other
-        conflict there. Raises NotInTransaction on a handle that would commit at once: the key would be taken
-        without its effects.
+        conflict there. Raises BadOption before anything is sent, NotInTransaction on a handle that would commit
+        at once: the key would be taken without its effects.
         """
         statement = _claim(key, consumer, source)
         require_transaction(handle)
@@ -43,17 +44,18 @@ class Inbox:
         await require_transaction_async(handle)
         return await execute_async(handle, statement)
 
-    def newer(self, handle: Any, *, consumer: str, source: str, aggregate_id: str, version: int) -> bool:
+    def newer(self, handle: Any, *, consumer: str, source: str, aggregate_id: object, version: int) -> bool:
         """Note the version of an aggregate; False means that it or a later one was seen: ignore the event.
 
-        For consumers that keep only the latest state. Waits for an open transaction on the same aggregate.
+        For consumers that keep only the latest state. Versions are whole numbers. Waits for an open transaction on
+        the same aggregate. Raises BadOption before anything is sent.
         """
         statement = _newer(consumer, source, aggregate_id, version)
         require_transaction(handle)
         return execute(handle, statement)
 
     async def anewer(
-        self, handle: Any, *, consumer: str, source: str, aggregate_id: str, version: int
+        self, handle: Any, *, consumer: str, source: str, aggregate_id: object, version: int
     ) -> bool:
         """Note the version of an aggregate on an asynchronous handle; False means that the event is stale."""
         statement = _newer(consumer, source, aggregate_id, version)
@@ -71,12 +73,21 @@ def prune(keep: timedelta) -> Statement[int]:
 
 
 def _claim(key: str, consumer: str, source: str) -> Statement[bool]:
-    return Statement(_SQL["claim"], {"key": key, "consumer": consumer, "source": source}, _any)
+    params = {"key": text("key", key, KEY_BYTES), **_reader(consumer, source)}
+    return Statement(_SQL["claim"], params, _any)
 
 
-def _newer(consumer: str, source: str, aggregate_id: str, version: int) -> Statement[bool]:
-    params = {"consumer": consumer, "source": source, "aggregate_id": aggregate_id, "version": version}
+def _newer(consumer: str, source: str, aggregate_id: object, version: int) -> Statement[bool]:
+    params = {
+        **_reader(consumer, source),
+        "aggregate_id": aggregate(aggregate_id),
+        "version": whole("version", version, LOWEST),
+    }
     return Statement(_SQL["newer"], params, _any)
+
+
+def _reader(consumer: str, source: str) -> dict[str, str]:
+    return {"consumer": text("consumer", consumer, NAME_BYTES), "source": text("source", source, KEY_BYTES)}
 
 
 def _any(rows: Sequence[Row]) -> bool:

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from uuid import UUID
 
 from pgqueue.connection import execute, execute_async, require_transaction, require_transaction_async
 from pgqueue.errors import BadOption
 from pgqueue.payload import Codec
 from pgqueue.statement import Row, Statement, load, scalar
 from relay.event import NewEvent
+from relay.fields import NAME_BYTES, aggregate, text, whole
 
 _SQL = load("relay", "outbox")
-
-AGGREGATE_ID_BYTES = 512
-NAME_BYTES = 200
-_BIGINT = 2**63
 
 
 class Outbox:
@@ -135,43 +131,18 @@ def _ids(rows: Sequence[Row]) -> list[int]:
 
 
 def _columns(event: NewEvent) -> dict[str, object]:
-    event_type = _text("event_type", event.event_type, NAME_BYTES)
-    if event_type is None:
+    if event.event_type is None:
         raise BadOption("event_type", "is missing; give the event a stable name such as 'order.placed'")
-    aggregate_id = event.aggregate_id
-    if isinstance(aggregate_id, int | UUID) and not isinstance(aggregate_id, bool):
-        aggregate_id = str(aggregate_id)
-    version = event.version
-    if version is not None and (
-        not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < _BIGINT
-    ):
-        raise BadOption("version", f"{version!r} is not a whole number from 0 to 2^63 - 1")
+    event_type = text("event_type", event.event_type, NAME_BYTES)
+    kind, version = event.aggregate_type, event.version
     return {
         "event_type": event_type,
         "payload": Codec(event_type).encode(event.payload),
-        "aggregate_id": _text("aggregate_id", aggregate_id, AGGREGATE_ID_BYTES),
-        "aggregate_type": _text("aggregate_type", event.aggregate_type, NAME_BYTES),
-        "version": version,
+        "aggregate_id": None if event.aggregate_id is None else aggregate(event.aggregate_id),
+        "aggregate_type": None if kind is None else text("aggregate_type", kind, NAME_BYTES),
+        "version": None if version is None else whole("version", version, 0),
         "headers": _headers(event_type, event.headers),
     }
-
-
-def _text(option: str, value: object, longest: int) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise BadOption(option, f"is {type(value).__name__}, not text")
-    if not value.strip():
-        raise BadOption(option, "is empty; leave it out instead")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise BadOption(option, "contains a lone surrogate, which Postgres cannot store") from None
-    if "\0" in value:
-        raise BadOption(option, "contains a NUL character, which Postgres cannot store")
-    if size > longest:
-        raise BadOption(option, f"has {size} bytes, more than {longest}")
-    return value
 
 
 def _headers(event_type: str, headers: Mapping[str, Any] | None) -> str:

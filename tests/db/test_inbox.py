@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 
-from pgqueue.errors import NotInTransaction
+from pgqueue.errors import BadOption, NotInTransaction
 from relay import Inbox
 from tests.db.forms import ASYNC, KINDS, opened
 from tests.db.relaying import cleared
@@ -57,6 +58,58 @@ def test_only_a_higher_version_is_newer(kind: str, dsn: str) -> None:
         assert seen == [True, True, False, False, True]
         assert form._call(newer, **WHO, aggregate_id="order-2", version=1) is True
         form.commit()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": 2.4},
+        {"version": True},
+        {"version": None},
+        {"version": float("nan")},
+        {"version": "3"},
+        {"version": 2**63},
+        {"version": -(2**63) - 1},
+        {"aggregate_id": " "},
+        {"aggregate_id": None},
+        {"aggregate_id": "x" * 10_000},
+        {"consumer": ""},
+        {"consumer": "x" * 201},
+        {"source": "a\0b"},
+        {"source": "\ud800"},
+        {"key": ""},
+        {"key": " "},
+        {"key": None},
+        {"key": 7},
+        {"key": "x" * 10_000},
+    ],
+    ids=lambda wrong: "-".join(f"{name} {str(value)[:8]!a}" for name, value in wrong.items()),
+)
+def test_what_cannot_be_is_refused_and_the_transaction_goes_on(
+    kind: str, wrong: dict[str, Any], dsn: str
+) -> None:
+    with opened(kind, dsn) as form:
+        newer = inbox.anewer if form.kind in ASYNC else inbox.newer
+        claim = inbox.aclaim if form.kind in ASYNC else inbox.claim
+        good = {**WHO, "aggregate_id": "order-1", "version": 2, "key": "outbox:1"}
+        call, names = (claim, ("key",)) if "key" in wrong else (newer, ("aggregate_id", "version"))
+
+        def ask(values: dict[str, Any]) -> Any:
+            values = {name: values[name] for name in (*names, *WHO)}
+            return form._call(call, *([values.pop("key")] if call is claim else []), **values)
+
+        assert ask(good) is True
+        with pytest.raises(BadOption, match=f"^{next(iter(wrong))}: "):
+            ask(good | wrong)
+        assert ask(good) is False
+        form.commit()
+
+
+def test_versions_and_aggregates_may_be_what_events_have(conn: Connection) -> None:
+    assert inbox.newer(conn, **WHO, aggregate_id=7, version=-(2**63))
+    assert inbox.newer(conn, **WHO, aggregate_id="7", version=2**63 - 1)
+    assert not inbox.newer(conn, **WHO, aggregate_id="7", version=0)
 
 
 def test_consumers_and_sources_do_not_share_keys(conn: Connection) -> None:
