@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import psycopg
 
@@ -10,7 +11,7 @@ from pgqueue.app import DEFAULT_QUEUE, App
 from pgqueue.batch import fold
 from pgqueue.config import WorkerSettings
 from pgqueue.connection import execute
-from pgqueue.depth import depth, due
+from pgqueue.depth import Unknown, depth, due, unknown
 from pgqueue.errors import PgqueueError
 from pgqueue.worker import Worker
 
@@ -18,11 +19,11 @@ from pgqueue.worker import Worker
 class NotDrained(PgqueueError):
     """Jobs were left when the time was over."""
 
-    def __init__(self, left: int, seconds: float) -> None:
+    def __init__(self, left: int, seconds: float, strange: Sequence[Unknown] = ()) -> None:
         self.left = left
-        super().__init__(
-            f"{left} jobs are still ready or running after {seconds:g} s; their handlers may be too slow"
-        )
+        names = ", ".join(f"{found.name!r} in queue {found.queue!r} ({found.jobs})" for found in strange)
+        why = f"the app has no handler for {names}" if names else "their handlers may be too slow"
+        super().__init__(f"{left} jobs are still ready or running after {seconds:g} s; {why}")
 
 
 def drain(app: App, dsn: str, *, timeout: float = 30.0, concurrency: int = 8) -> None:
@@ -39,7 +40,8 @@ def drain(app: App, dsn: str, *, timeout: float = 30.0, concurrency: int = 8) ->
             until = time.monotonic() + timeout
             while left := _left(connection, queues):
                 if time.monotonic() > until:
-                    raise NotDrained(left, timeout)
+                    strange = [found for found in execute(connection, unknown()) if found.queue in queues]
+                    raise NotDrained(left, timeout, strange)
                 time.sleep(0.02)
     finally:
         worker.stop()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from pgqueue import App
 from pgqueue.connection import execute
 from pgqueue.depth import unknown
 from pgqueue.heartbeat import register
+from pgqueue.testing import NotDrained, drain
 from tests.factories import MINUTE, buffers, enqueue, explain, wipe
 from tests.server import Connection
 
@@ -76,3 +78,17 @@ def test_the_look_costs_the_same_at_any_backlog(conn: Connection) -> None:
         enqueue(conn, 1_000)
     conn.execute("ANALYZE pgqueue.job")
     assert buffers(explain(conn, unknown())) <= small * 1.2 + 20
+
+
+def test_drain_says_which_names_the_app_has_no_handler_for(dsn: str, conn: Connection) -> None:
+    app = App()
+
+    @app.job("send")
+    def send() -> None: ...
+
+    enqueue(conn, 2, name="pdf")
+    enqueue(conn, 1, name="pdf", queue="bulk")
+    conn.commit()
+    with pytest.raises(NotDrained, match=r"no handler for 'pdf' in queue 'default' \(2\)$") as caught:
+        drain(app, dsn, timeout=0.1)
+    assert caught.value.left == 2
