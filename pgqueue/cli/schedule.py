@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
 from typing import get_args
@@ -14,13 +14,12 @@ import psycopg
 from pgqueue import control, schedule
 from pgqueue.cli import Failure, Group, dsn_option
 from pgqueue.cli._app import Duration
-from pgqueue.cli._payload import undeclared
+from pgqueue.cli._payload import checked, undeclared
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import clean, print_json, print_table
 from pgqueue.connection import execute
 from pgqueue.cron import Cron
 from pgqueue.errors import BadOption
-from pgqueue.payload import Codec
 from pgqueue.schedule import Missed, Schedule
 
 
@@ -61,7 +60,10 @@ def list_(dsn: str | None, *, as_json: bool) -> None:
 @click.option(
     "--timezone", default="UTC", show_default=True, metavar="ZONE", help="IANA zone of the expression."
 )
-@click.option("--payload", default="null", show_default=True, metavar="JSON", help="The payload of each job.")
+@click.option("--payload", default="null", show_default=True, metavar="JSON",
+              help="The payload of each job; @FILE reads it from a file.")  # fmt: skip
+@click.option("--app", "path", metavar="APP", envvar="PGQUEUE_APP", show_envvar=True,
+              help="Check the payload against the handler's type in APP (module:name).")  # fmt: skip
 @click.option(
     "--jitter", type=Duration(), default="0s", show_default=True, help="Delay each job at random up to this."
 )
@@ -74,18 +76,16 @@ def list_(dsn: str | None, *, as_json: bool) -> None:
 )
 @click.option("--force", is_flag=True, help="Take a job name that no worker has declared yet.")
 def add(
-    dsn: str | None, *, name: str, expr: str, job: str, timezone: str, payload: str, jitter: timedelta, missed: Missed,
-    cap: int, force: bool,
+    dsn: str | None, *, name: str, expr: str, job: str, timezone: str, payload: str, path: str | None,
+    jitter: timedelta, missed: Missed, cap: int, force: bool,
 ) -> None:  # fmt: skip
     """Enqueue JOB at the times of EXPR, under NAME; change it if it is there."""
-    made = Schedule(
-        name=name, job=job, cron=Cron(expr, timezone), payload=_payload(job, payload), jitter=jitter, missed=missed,
-        cap=cap,
-    )  # fmt: skip
+    made = Schedule(name=name, job=job, cron=Cron(expr, timezone), jitter=jitter, missed=missed, cap=cap)
     with opened(dsn) as conn:
         known = execute(conn, control.names())
         if job not in known and not force:
             raise undeclared(job, known, ", or give --force")
+        made = replace(made, payload=checked(job, payload, path))
         try:
             execute(conn, schedule.add(made))
         except psycopg.errors.InvalidParameterValue as error:
@@ -151,14 +151,6 @@ def _shown(cron: Cron, after: datetime, count: int) -> list[str]:
 
 def _zone(name: str) -> tzinfo:
     return UTC if name == "UTC" else ZoneInfo(name)
-
-
-def _payload(job: str, text: str) -> str:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise BadOption("--payload", f"is no JSON: {error}") from error
-    return Codec(job).encode(value)
 
 
 def _known(name: str, *, found: bool) -> None:

@@ -149,7 +149,7 @@ def test_the_next_ticks_need_no_database() -> None:
         (("next", "0 0 31 2 *"), "error: schedule: '0 0 31 2 *': bad day-of-month"),
         (("next", "0 2 * * *", "--timezone", "Asia/Damaskus"), "did you mean 'Asia/Damascus'?"),
         (("add", "n", "0 2 * * *", "nosuch"), "has declared a job 'nosuch' yet; run pgqueue sync APP, or give --force"),
-        (("add", "n", "0 2 * * *", "nosuch", "--force", "--payload", "{"), "error: --payload: is no JSON"),
+        (("add", "n", "0 2 * * *", "nosuch", "--force", "--payload", "{"), "error: payload of 'nosuch': is not JSON"),
         (("add", " ", "0 2 * * *", "nosuch", "--force"), "error: name: is blank"),
         (("add", "n", "0 2 * * *", "nosuch", "--force", "--cap", "0"), "error: cap: 0 is not a whole number"),
         (("remove", "nosuch"), "error: name: there is no schedule 'nosuch'"),
@@ -162,8 +162,17 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str, dsn: str) 
     assert len(shown.splitlines()) == 1
 
 
+def test_the_payload_of_a_new_schedule_is_checked_against_its_handler(dsn: str, conn: Connection) -> None:
+    add = ("schedule", "add", "n", "0 2 * * *", "work", "--force", "--payload")
+    app = ("--app", "tests.process.apps.every:app")
+    assert "payload of 'work': does not fit its handler" in pgqueue(dsn, *add, '"str"', *app, status=1)
+    assert state(conn, "n") == "gone"
+    assert pgqueue(dsn, *add, '{"n": 3}', *app).startswith("added n; next ")
+    assert "warning: the payload is not checked" in pgqueue(dsn, *add, '"str"')
+
+
 def test_what_the_code_defines_is_not_changed_from_the_command_line(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         conn.execute("SELECT pgqueue.schedule_add('beat', '* * * * *', 'beat', source => 'code')")
     shown = pgqueue(dsn, "schedule", "add", "beat", "0 2 * * *", "beat", "--force", status=1)
-    assert shown == "error: schedule 'beat': it is defined in code; change it there, or pause it\n"
+    assert shown.endswith("error: schedule 'beat': it is defined in code; change it there, or pause it\n")
