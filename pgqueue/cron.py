@@ -11,6 +11,7 @@ given local times without a zone, and the zone is dealt with here, by two rules:
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from pgqueue.errors import BadOption
 
 LONGEST: Final = 200
 _FORM = "write minute hour day month weekday, e.g. '0 2 * * *', with the second in front if you need it"
+_STRANGE = re.compile(r"[^0-9A-Za-z*/,# \t\n\r\f\v-]")  # what pgqueue.schedule_add refuses too
 _DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)
 _SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001 - local times are walked without a zone
@@ -133,6 +135,8 @@ def _fields(expr: str) -> str:
     """Return the six fields of an expression."""
     if not isinstance(expr, str):
         raise BadOption("schedule", f"{expr!r} is not a string; {_FORM}")
+    if _STRANGE.search(expr):
+        raise BadOption("schedule", f"{expr[:40]!r} has a character that is in no expression; {_FORM}")
     parts = expr.split()
     if len(parts) not in (5, 6) or len(expr) > LONGEST:
         raise BadOption("schedule", f"{expr[:40]!r} has {len(parts)} fields, not 5 or 6; {_FORM}")

@@ -4,6 +4,12 @@ COMMENT ON TABLE pgqueue.alembic_version IS NULL;
 
 -- Sections go below this line, the last one first ----------------------------------------------------------
 
+-- Schedules -----------------------------------------------------------------------------------------------
+
+-- as before: pgqueue.schedule_add
+
+DROP FUNCTION pgqueue.cron_problem(text);
+
 -- Enqueue -------------------------------------------------------------------------------------------------
 
 -- as before: pgqueue.enqueue_many

@@ -1174,6 +1174,113 @@ BEGIN
   RETURN QUERY SELECT u.i, u.c, u.a FROM unnest(ids, made, altered) WITH ORDINALITY u(i, c, a, n) ORDER BY u.n;
 END $$;
 
+-- Schedules -----------------------------------------------------------------------------------------------
+
+-- Reads the six fields as a worker does, then looks for a day: over the lengths that the months have, and the weekdays that
+-- they can begin with. In days, 100 is the last of the month and 101 its last weekday; in weekdays, which count from Sunday,
+-- 10 n stands for the n-th of the month and 90 for the last.
+CREATE FUNCTION pgqueue.cron_problem(expr text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  shown    text := left(expr, 40);
+  parts    text[] := regexp_split_to_array(btrim(upper(expr COLLATE "C"), E' \t\n\r\f\x0b'), E'[ \t\n\r\f\x0b]+');
+  labels   text[] := '{second,minute,hour,day-of-month,month,day-of-week}';
+  lowest   int[] := '{0,0,0,1,1,0}';
+  highest  int[] := '{59,59,23,31,12,7}';
+  names    text[];
+  days     int[] := '{}';
+  months   int[] := '{}';
+  weekdays int[] := '{}';
+  hit    int[];
+  term     text;
+  m        text[];
+BEGIN
+  IF expr IS NULL OR expr !~ E'^[0-9A-Za-z*/,# \t\n\r\f\x0b-]+$' OR cardinality(parts) NOT IN (5, 6) OR length(expr) > 200 THEN
+    RETURN format('%L is not minute hour day month weekday, with the second in front if you need it', shown);
+  END IF;
+  IF cardinality(parts) = 5 THEN
+    parts := array_prepend('0', parts);
+  END IF;
+  FOR i IN 1 .. 6 LOOP
+    names := CASE i WHEN 5 THEN '{JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC}' WHEN 6 THEN '{SUN,MON,TUE,WED,THU,FRI,SAT}' ELSE '{}' END;
+    FOREACH term IN ARRAY string_to_array(parts[i], ',') LOOP
+      FOR n IN 1 .. cardinality(names) LOOP
+        term := regexp_replace(term, '(^|-)' || names[n] || '(?![0-9A-Z])', '\1' || n - 1 + lowest[i], 'g');
+      END LOOP;
+      m := regexp_match(term, '^(?:(\*)|([0-9]+)(?:-([0-9]+))?)(?:/([0-9]+))?$');
+      hit := CASE
+        WHEN i = 4 AND term ~ '^LW?(/0*[1-9][0-9]*)?$' THEN ARRAY[CASE WHEN term ~ 'W' THEN 101 ELSE 100 END]
+        WHEN i = 6 AND term ~ '^0*[0-7]L$' THEN ARRAY[90 + rtrim(term, 'L')::numeric::int % 7]
+        WHEN i = 6 AND term ~ '^0*[0-7]#0*[1-5]$' THEN ARRAY[split_part(term, '#', 1)::numeric::int % 7 + 10 * split_part(term, '#', 2)::numeric::int]
+        WHEN m[1] IS NOT NULL OR m[2]::numeric BETWEEN lowest[i] AND highest[i] AND coalesce(m[3]::numeric BETWEEN m[2]::numeric AND highest[i], true) THEN
+          ARRAY(SELECT g FROM generate_series(
+            CASE WHEN m[1] IS NULL THEN m[2]::numeric::int ELSE lowest[i] END,
+            CASE WHEN m[1] IS NOT NULL OR m[4] IS NOT NULL AND coalesce(m[3]::numeric = m[2]::numeric, true) THEN highest[i] ELSE coalesce(m[3], m[2])::numeric::int END,
+            greatest(least(coalesce(m[4], '1')::numeric, 100), 1)::int) g)
+      END;
+      IF hit IS NULL OR m[4]::numeric = 0 THEN
+        RETURN format('%L: bad %s (out of range, or not understood)', shown, labels[i]);
+      END IF;
+      CASE i WHEN 4 THEN days := days || hit; WHEN 5 THEN months := months || hit; WHEN 6 THEN weekdays := weekdays || hit; ELSE NULL; END CASE;
+    END LOOP;
+  END LOOP;
+  weekdays := ARRAY(SELECT CASE WHEN w = 7 THEN 0 ELSE w END FROM unnest(weekdays) w);
+  IF EXISTS (
+    SELECT FROM unnest(months) month
+    CROSS JOIN LATERAL unnest(CASE WHEN month = 2 THEN '{28,29}' WHEN month IN (4, 6, 9, 11) THEN '{30}' ELSE '{31}' END::int[]) length
+    CROSS JOIN generate_series(0, 6) first CROSS JOIN generate_series(1, length) day
+    CROSS JOIN LATERAL (SELECT (first + day - 1) % 7 AS weekday, (first + length - 1) % 7 AS last) w
+    CROSS JOIN LATERAL (
+      SELECT day = ANY (days) OR day = length AND 100 = ANY (days)
+               OR day = length - CASE w.last WHEN 0 THEN 2 WHEN 6 THEN 1 ELSE 0 END AND 101 = ANY (days) AS by_day,
+             w.weekday = ANY (weekdays) OR day + 7 > length AND 90 + w.weekday = ANY (weekdays)
+               OR (day + 6) / 7 * 10 + w.weekday = ANY (weekdays) AS by_weekday) x
+    WHERE CASE WHEN starts_with(parts[4], '*') OR starts_with(parts[6], '*') THEN x.by_day AND x.by_weekday ELSE x.by_day OR x.by_weekday END) THEN
+    RETURN NULL;
+  END IF;
+  RETURN CASE WHEN (SELECT min(d) FROM unnest(days) d) BETWEEN 30 AND 31 THEN format('%L: bad day-of-month (out of range, or in none of its months)', shown)
+              ELSE format('%L never comes true', shown) END;
+END $$;
+COMMENT ON FUNCTION pgqueue.cron_problem IS 'What is wrong with a cron expression, as workers read it; NULL = nothing.';
+
+CREATE OR REPLACE FUNCTION pgqueue.schedule_add(
+  name text, expr text, job text, payload json DEFAULT 'null', zone text DEFAULT 'UTC', jitter interval DEFAULT '0',
+  missed text DEFAULT 'once', cap int DEFAULT 10, source text DEFAULT 'operator')
+RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  problem text;
+BEGIN
+  problem := CASE
+    WHEN btrim(coalesce(schedule_add.name, '')) = '' OR octet_length(schedule_add.name) > 200 THEN 'the name is blank or has more than 200 bytes'
+    WHEN btrim(coalesce(schedule_add.job, '')) = '' OR octet_length(schedule_add.job) > 200 THEN 'the job name is blank or has more than 200 bytes'
+    -- What the code defines was read by its worker, as its zone was.
+    WHEN schedule_add.source = 'operator' OR schedule_add.expr IS NULL THEN pgqueue.cron_problem(schedule_add.expr)
+  END;
+  problem := coalesce(problem, CASE
+    WHEN schedule_add.missed IS NULL OR schedule_add.missed NOT IN ('skip', 'once', 'all') THEN format('missed is %L, not skip, once or all', schedule_add.missed)
+    WHEN schedule_add.cap IS NULL OR schedule_add.cap NOT BETWEEN 1 AND 1000 THEN format('cap is %s, not 1 to 1000', schedule_add.cap)
+    WHEN jitter IS NULL OR jitter NOT BETWEEN interval '0' AND interval '1 day' THEN format('jitter is %s, not between 0 and a day', jitter)
+    WHEN schedule_add.source = 'operator' AND NOT EXISTS (SELECT FROM pg_catalog.pg_timezone_names z WHERE z.name = schedule_add.zone)
+      THEN format('%L is no time zone', schedule_add.zone)
+    WHEN schedule_add.source = 'operator' AND EXISTS (SELECT FROM pgqueue.schedule s WHERE s.name = schedule_add.name AND s.source = 'code')
+      THEN 'it is defined in code; change it there, or pause it'
+  END);
+  IF problem IS NOT NULL THEN
+    RAISE EXCEPTION USING MESSAGE = format('schedule %L: %s', left(schedule_add.name, 200), problem), ERRCODE = '22023';
+  END IF;
+  PERFORM schedule_add.payload::jsonb; -- refuses NUL and lone surrogates, which no handler could read
+  INSERT INTO pgqueue.schedule AS s (name, job, expr, zone, payload, jitter_s, missed, cap, source)
+  VALUES (schedule_add.name, schedule_add.job, schedule_add.expr, schedule_add.zone, coalesce(schedule_add.payload, 'null'),
+          extract(epoch FROM jitter), schedule_add.missed, schedule_add.cap, schedule_add.source)
+  ON CONFLICT (name) DO UPDATE SET
+    job = excluded.job, expr = excluded.expr, zone = excluded.zone, payload = excluded.payload, jitter_s = excluded.jitter_s,
+    missed = excluded.missed, cap = excluded.cap, source = excluded.source, problem = NULL, problem_at = NULL,
+    since = CASE WHEN (s.expr, s.zone) = (excluded.expr, excluded.zone) THEN s.since ELSE excluded.since END,
+    next_at = CASE WHEN (s.expr, s.zone) = (excluded.expr, excluded.zone) THEN s.next_at END
+  WHERE (s.job, s.expr, s.zone, s.payload::text, s.jitter_s, s.missed, s.cap, s.source)
+    IS DISTINCT FROM (excluded.job, excluded.expr, excluded.zone, excluded.payload::text, excluded.jitter_s, excluded.missed, excluded.cap, excluded.source);
+END $$;
+
 -- The end: sections go above this line ---------------------------------------------------------------------
 
 COMMENT ON TABLE pgqueue.alembic_version IS 'serves code from pgqueue_0001';

@@ -428,8 +428,10 @@ def test_workers_of_another_app_make_no_orphan(worker: Connection) -> None:
 
 def test_a_broken_schedule_stops_no_other_and_says_why(worker: Connection) -> None:
     """pg-boss 522: one bad row failed the whole sweep, for ever."""
-    worker.execute("SELECT pgqueue.schedule_add('bad', '0 0 31 2 *', 'report')")
-    worker.execute("SELECT pgqueue.schedule_add('good', '* * * * *', 'report')")
+    worker.execute(
+        "SELECT pgqueue.schedule_add(n, '* * * * *', 'report') FROM unnest('{bad,good}'::text[]) n"
+    )
+    worker.execute("UPDATE pgqueue.schedule SET expr = '0 0 31 2 *' WHERE name = 'bad'")
     tick(worker, NOW)
     later(worker, MINUTE)
     assert tick(worker, NOW) == 1
@@ -462,6 +464,11 @@ def test_a_tick_that_cannot_be_written_marks_its_schedule_and_is_tried_again(wor
         ("'s', '* * * * *', ' '", "the job name is blank"),
         ("'s', '* * * *', 'report'", "is not minute hour day month weekday"),
         ("'s', '* * * * ;', 'report'", "is not minute hour day month weekday"),
+        (
+            "'s', '0 0 31 2 *', 'report'",
+            "schedule 's': '0 0 31 2 \\*': bad day-of-month .*in none of its months",
+        ),
+        ("'s', '60 * * * *', 'report'", "bad minute"),
         ("'s', NULL, 'report'", "is not minute hour day month weekday"),
         ("'s', '* * * * *', 'report', zone => 'Mars/Olympus'", "'Mars/Olympus' is no time zone"),
         ("'s', '* * * * *', 'report', missed => 'never'", "missed is 'never'"),

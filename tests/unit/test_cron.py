@@ -155,7 +155,7 @@ def test_seconds_stand_in_front() -> None:
         ("* * * *", "has 4 fields"),
         ("* * * * * * *", "has 7 fields"),
         ("* * * * " + "1," * 200 + "1", "fields"),
-        ("0 2 * * \0", "bad day-of-week"),
+        ("0 2 * * \0", "a character that is in no expression"),
         (None, "not a string"),
     ],
 )
