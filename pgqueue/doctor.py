@@ -268,6 +268,14 @@ def _workers(handle: Any) -> Findings:
                 f"worker {w.host}:{w.pid} has not been heard of for {w.beat_s_ago:.0f} s; it held {w.in_flight} jobs",
                 "if it is dead its jobs are run again by others; the entry goes after a day",
             )
+        elif w.overrun:
+            yield _warning(
+                "workers",
+                f"worker {w.host}:{w.pid}: {w.overrun} of {w.concurrency} slots are kept by handlers that go on after "
+                "their timeout",
+                "its log names the jobs (overrun); bound what they wait for, or declare them process=True or async "
+                "def, which are stopped; a restart frees the slots",
+            )
 
 
 def _dead(handle: Any) -> Findings:

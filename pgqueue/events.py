@@ -88,6 +88,28 @@ class JobSucceeded(JobFinished):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOverran(Event):
+    """An attempt has timed out and its handler goes on; it keeps its slot, one of `overrun` that are kept so."""
+
+    job_id: int
+    name: str
+    attempt: int
+    limit: float
+    overrun: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerReturned(Event):
+    """A handler that went on after its timeout has ended after `seconds`: its slot is free."""
+
+    job_id: int
+    name: str
+    attempt: int
+    seconds: float
+    overrun: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyApplied(Event):
     """A job was skipped: another one of its name and idempotency key has been applied."""
 

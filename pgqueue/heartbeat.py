@@ -54,9 +54,10 @@ def register(
     return Statement(_SQL["register"], params, scalar)
 
 
-def beat(nonce: int, in_flight: int, *, draining: bool) -> Statement[None]:
-    """Note that this process lives and what it holds."""
-    return Statement(_SQL["beat"], {"nonce": nonce, "in_flight": in_flight, "draining": draining}, nothing)
+def beat(nonce: int, in_flight: int, overrun: int, *, draining: bool) -> Statement[None]:
+    """Note that this process lives, what it holds, and how many slots are kept by handlers over their time."""
+    params = {"nonce": nonce, "in_flight": in_flight, "overrun": overrun, "draining": draining}
+    return Statement(_SQL["beat"], params, nothing)
 
 
 def unregister(nonce: int) -> Statement[None]:

@@ -58,7 +58,7 @@ class Detail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """One worker process; `alive`: it beat within 30 s."""
+    """One worker process; `alive`: it beat within 30 s; `overrun`: slots kept by handlers over their time."""
 
     host: str
     pid: int
@@ -71,6 +71,7 @@ class WorkerRow:
     alive: bool
     started_at: datetime
     beat_s_ago: float
+    overrun: int
 
 
 def jobs(
@@ -115,5 +116,5 @@ def _detail(r: Row) -> Detail:
 def _worker(r: Row) -> WorkerRow:
     return WorkerRow(
         host=r[0], pid=r[1], version=r[2], queues=tuple(r[3]), names=tuple(r[4]), concurrency=r[5], in_flight=r[6],
-        draining=r[7], alive=r[8], started_at=r[9], beat_s_ago=r[10],
+        draining=r[7], alive=r[8], started_at=r[9], beat_s_ago=r[10], overrun=r[11],
     )  # fmt: skip

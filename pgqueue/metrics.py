@@ -155,8 +155,9 @@ def _schedules(conn: Conn) -> Iterable[GaugeMetricFamily]:
 
 
 def _workers(conn: Conn) -> Iterable[GaugeMetricFamily]:
-    (alive, silent) = _rows(conn, _SQL["workers"])[0]
+    alive, silent, overrun = _rows(conn, _SQL["workers"])[0]
     yield _gauge("workers", "Worker processes.", ("state",), [("alive", alive), ("silent", silent)])
+    yield _gauge("overrun", "Slots kept by handlers that go on after their timeout.", (), [(overrun,)])
 
 
 def _outbox(conn: Conn) -> Iterable[GaugeMetricFamily]:

@@ -1,8 +1,8 @@
 """The monitor: stops attempts that should not go on.
 
 Over its time: a task is cancelled, a child process killed, a thread given up (its result is ignored, its slot
-stays taken until the handler returns). Cancelled: the handler is told, and whatever it does the job never runs
-again. Lease lost: the handler is told; its result would be refused anyway.
+stays taken until the handler returns; both are told). Cancelled: the handler is told, and whatever it does the
+job never runs again. Lease lost: the handler is told; its result would be refused anyway.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from pgqueue.events import Bus, HandlerOverran, HandlerReturned
 from pgqueue.hand import Hand, Running
 from pgqueue.job import Claim
 from pgqueue.processes import ProcessRunner
@@ -19,13 +20,32 @@ from pgqueue.run import Runner
 class Monitor:
     """Watches the running attempts of one process. Runs in the pulse's thread."""
 
-    def __init__(self, hand: Hand, runners: Mapping[str, Runner]) -> None:
+    def __init__(self, hand: Hand, runners: Mapping[str, Runner], bus: Bus) -> None:
         self._hand = hand
         self._runners = runners
+        self._bus = bus
+        #: Attempts whose handlers go on after their timeout, as told.
+        self._overrun: dict[Claim, Running] = {}
+
+    @property
+    def overrun(self) -> int:
+        """How many slots are kept by handlers that go on after their timeout."""
+        return len(self._overrun)
 
     def look(self) -> None:
-        """Give up the attempts that are over their time."""
+        """Give up the attempts that are over their time; tell whose handlers go on, and which of these have ended."""
         now = time.monotonic()
+        for claim in [c for c in self._overrun if c not in self._hand.given_up]:
+            running = self._overrun.pop(claim)
+            self._bus.emit(
+                HandlerReturned(
+                    job_id=claim.id,
+                    name=running.claimed.name,
+                    attempt=running.claimed.attempt,
+                    seconds=now - running.started,
+                    overrun=len(self._overrun),
+                )
+            )
         for running in list(self._hand.running.values()):
             if now - running.started > running.limit:
                 runner = self._runners[running.claimed.name]
@@ -83,4 +103,23 @@ class Monitor:
             running.cancel()
         elif isinstance(runner, ProcessRunner):
             runner.kill(claimed)
+        else:
+            self._goes_on(running)
         self._hand.wake.set()
+
+    def _goes_on(self, running: Running) -> None:
+        """Tell that a thread has been given up, unless its handler has returned meanwhile."""
+        claimed = running.claimed
+        claim = Claim(claimed.id, claimed.lease)
+        if claim not in self._hand.given_up:
+            return
+        self._overrun[claim] = running
+        self._bus.emit(
+            HandlerOverran(
+                job_id=claimed.id,
+                name=claimed.name,
+                attempt=claimed.attempt,
+                limit=running.limit,
+                overrun=len(self._overrun),
+            )
+        )

@@ -138,7 +138,8 @@ class Pulse:
             self._fold_batches(connection)
         if self._is_due("beat", 5.0):
             draining = self._engine.draining.is_set()
-            self._chore(connection, beat(self._nonce, len(self._hand.held), draining=draining))
+            alive = beat(self._nonce, len(self._hand.held), self._monitor.overrun, draining=draining)
+            self._chore(connection, alive)
         if self._is_due("paused", 1.0):
             with Pipeline(connection) as p:
                 found = p.send(paused())

@@ -11,6 +11,8 @@ from pgqueue.events import (
     AlreadyApplied,
     Bus,
     DepthSampled,
+    HandlerOverran,
+    HandlerReturned,
     JobFinished,
     JobsAcked,
     JobsClaimed,
@@ -47,6 +49,8 @@ class Report:
         bus.subscribe(JobsAcked, self._count)
         bus.subscribe(JobsReleased, self._released)
         bus.subscribe(LeasesLost, self._lost)
+        bus.subscribe(HandlerOverran, self._overran)
+        bus.subscribe(HandlerReturned, self._returned)
         bus.subscribe(AlreadyApplied, self._applied)
         bus.subscribe(DepthSampled, self._sampled)
         bus.subscribe(LoopFailed, self._failed)
@@ -81,6 +85,18 @@ class Report:
     def _lost(self, event: LeasesLost) -> None:
         ids = ", ".join(map(str, event.job_ids[:10])) + (", .." if len(event.job_ids) > 10 else "")
         _log.warning("lease lost on %d jobs, their results were dropped: %s", len(event.job_ids), ids)
+
+    def _overran(self, event: HandlerOverran) -> None:
+        _log.warning(
+            "overrun %s %d attempt=%d: the handler goes on after its timeout of %gs and keeps its slot; overrun=%d",
+            event.name, event.job_id, event.attempt, event.limit, event.overrun,
+        )  # fmt: skip
+
+    def _returned(self, event: HandlerReturned) -> None:
+        _log.info(
+            "overrun ended %s %d attempt=%d in=%.0fms: its slot is free; overrun=%d",
+            event.name, event.job_id, event.attempt, event.seconds * 1000, event.overrun,
+        )  # fmt: skip
 
     def _applied(self, event: AlreadyApplied) -> None:
         _log.info("already applied %s %d key=%s", event.name, event.job_id, event.key)

@@ -148,7 +148,7 @@ class Worker:
             settings=settings,
             hand=hand,
             engine=self._engine,
-            monitor=Monitor(hand, runners),
+            monitor=Monitor(hand, runners, self.bus),
             notebook=notebook,
             connect=self._connect,
             bus=self.bus,

@@ -63,6 +63,23 @@ ALTER TABLE pgqueue.batch DROP COLUMN problem, DROP COLUMN retry_at;
 
 DROP VIEW pgqueue.unknown_names;
 
+-- Workers -------------------------------------------------------------------------------------------------
+
+-- A view loses no column but by being made anew, and with it the rights that somebody was granted.
+SELECT pg_catalog.set_config('pgqueue.rights', coalesce((
+  SELECT string_agg(format('GRANT %s ON pgqueue.workers TO %s%s;', a.privilege_type,
+      CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END), ' ')
+  FROM pg_catalog.pg_class c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) a
+  WHERE c.oid = 'pgqueue.workers'::regclass AND a.grantee <> c.relowner), ''), true);
+
+DROP VIEW pgqueue.workers;
+
+-- as before: pgqueue.workers
+
+DO $$ BEGIN EXECUTE coalesce(nullif(current_setting('pgqueue.rights', true), ''), 'SELECT'); END $$;
+
+ALTER TABLE pgqueue.worker DROP COLUMN overrun;
+
 -- Outbox --------------------------------------------------------------------------------------------------
 
 DROP FUNCTION pgqueue.outbox_repartition(int);

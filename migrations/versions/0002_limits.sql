@@ -632,6 +632,16 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.outbox_repartition IS 'Divide the outbox into another number of partitions while no relay runs; rewrites the table under an exclusive lock.';
 
+-- Workers -------------------------------------------------------------------------------------------------
+
+ALTER TABLE pgqueue.worker ADD COLUMN overrun int NOT NULL DEFAULT 0;
+COMMENT ON COLUMN pgqueue.worker.overrun IS 'Attempts that timed out and whose handlers go on: each keeps a slot.';
+
+CREATE OR REPLACE VIEW pgqueue.workers AS
+SELECT w.nonce, w.host, w.pid, w.version, w.queues, w.names, w.concurrency, w.in_flight, w.draining, w.started_at, w.beat_at,
+       w.beat_at > now() - interval '30 s' AS alive, w.overrun
+FROM pgqueue.worker w;
+
 -- Operators -----------------------------------------------------------------------------------------------
 
 CREATE VIEW pgqueue.unknown_names AS

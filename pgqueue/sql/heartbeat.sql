@@ -37,7 +37,8 @@ ON CONFLICT DO NOTHING RETURNING nonce
 
 -- name: beat
 -- This process is alive, for people who look; recovery never depends on it.
-UPDATE pgqueue.worker SET beat_at = clock_timestamp(), in_flight = %(in_flight)s::int, draining = %(draining)s::boolean
+UPDATE pgqueue.worker SET beat_at = clock_timestamp(), in_flight = %(in_flight)s::int, overrun = %(overrun)s::int,
+  draining = %(draining)s::boolean
 WHERE nonce = %(nonce)s::bigint
 
 -- name: unregister

@@ -26,5 +26,5 @@ FROM pgqueue.job j LEFT JOIN pgqueue.job_type t ON t.name = j.name LEFT JOIN pgq
 -- name: workers
 -- Process starts that have not said good-bye, the youngest last.
 SELECT w.host, w.pid, w.version, w.queues, w.names, w.concurrency, w.in_flight, w.draining, w.alive, w.started_at,
-  extract(epoch FROM now() - w.beat_at)::double precision
+  extract(epoch FROM now() - w.beat_at)::double precision, w.overrun
 FROM pgqueue.workers w ORDER BY w.started_at, w.host, w.pid

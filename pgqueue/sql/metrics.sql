@@ -21,7 +21,8 @@ SELECT u.queue, u.name, u.jobs FROM pgqueue.unknown_names u ORDER BY u.jobs DESC
 SELECT s.name, s.state, s.late_s FROM pgqueue.schedule_status s ORDER BY s.name LIMIT 1000
 
 -- name: workers
-SELECT count(*) FILTER (WHERE w.alive), count(*) FILTER (WHERE NOT w.alive) FROM pgqueue.workers w
+SELECT count(*) FILTER (WHERE w.alive), count(*) FILTER (WHERE NOT w.alive),
+  coalesce(sum(w.overrun) FILTER (WHERE w.alive), 0) FROM pgqueue.workers w
 
 -- name: outbox
 SELECT o.pending, o.parked, o.blocked_aggregates, o.oldest_pending_s, o.relays, o.orphan_partitions FROM pgqueue.outbox_lag o

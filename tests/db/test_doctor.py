@@ -331,6 +331,14 @@ def test_a_worker_that_fell_silent_is_a_warning(conn: Connection) -> None:
     )
 
 
+def test_slots_that_handlers_over_their_time_keep_are_a_warning(conn: Connection) -> None:
+    works(conn, 9)
+    conn.execute("UPDATE pgqueue.worker SET overrun = 2, concurrency = 8")
+    found = only(conn, "workers")
+    assert found.level == "warning"
+    assert found.text.startswith("worker here:9: 2 of 8 slots are kept by handlers")
+
+
 @pytest.mark.parametrize(("count", "level"), [(300, "warning"), (301, "problem")])
 def test_more_than_three_hundred_dead_letters_in_ten_minutes_are_a_problem(
     conn: Connection, count: int, level: str

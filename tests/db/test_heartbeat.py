@@ -153,9 +153,9 @@ def test_a_process_start_is_entered_once_and_taken_off(conn: Connection, a: Hold
     entry = register(nonce=5, host="h", pid=1, version="1", queues=["q"], names=["n"], concurrency=2)
     assert a.run(entry) == 5
     assert a.run(entry) is None
-    a.run(beat(5, 3, draining=True))
-    seen = conn.execute("SELECT in_flight, draining, alive FROM pgqueue.workers").fetchall()
-    assert seen == [(3, True, True)]
+    a.run(beat(5, 3, 2, draining=True))
+    seen = conn.execute("SELECT in_flight, overrun, draining, alive FROM pgqueue.workers").fetchall()
+    assert seen == [(3, 2, True, True)]
     a.run(unregister(5))
     conn.commit()
     assert conn.execute("SELECT count(*) FROM pgqueue.worker").fetchone() == (0,)

@@ -19,7 +19,7 @@ from pgqueue.connection import execute
 from pgqueue.depth import sample
 from pgqueue.events import AlreadyApplied, Bus, JobFinished, JobsAcked, LeasesLost, LoopFailed
 from pgqueue.health import pages, serve
-from pgqueue.heartbeat import register
+from pgqueue.heartbeat import beat, register
 from pgqueue.metrics import Metrics
 from pgqueue.migrate import Grant
 from tests.factories import enqueue
@@ -79,6 +79,7 @@ def test_the_views_are_shown_as_they_are(page: Metrics, conn: Connection) -> Non
     enqueue(conn, queue="mail", name="send", delay=timedelta(hours=1))
     given = register(nonce=1, host="h", pid=1, version="1", queues=["mail"], names=["send"], concurrency=8)
     execute(conn, given)
+    execute(conn, beat(1, 0, 3, draining=False))
     execute(conn, sample(["mail"]))
     conn.execute(LETTER, [HOSTILE])
     conn.execute(
@@ -100,6 +101,7 @@ def test_the_views_are_shown_as_they_are(page: Metrics, conn: Connection) -> Non
     assert at(found, "ended_last_minute", queue="mail", name="send", outcome="ok") == 17
     assert at(found, "schedule_active", schedule="nightly") == 0
     assert at(found, "workers", state="alive") == 1
+    assert at(found, "overrun") == 3
     assert at(found, "outbox_pending") == 1
     names = {name for name, _ in found}
     documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")

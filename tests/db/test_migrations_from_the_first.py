@@ -78,6 +78,19 @@ def test_the_script_for_a_dba_takes_the_first_revision_up_and_back(populated: st
     assert (catalog(populated), rows(populated)) == (first, before)
 
 
+@pytest.mark.parametrize("by_script", [False, True])
+def test_rights_on_a_view_that_the_way_back_makes_anew_survive(populated: str, by_script: bool) -> None:
+    with psycopg.connect(populated, autocommit=True) as connection:
+        connection.execute("GRANT SELECT ON pgqueue.workers TO PUBLIC, pg_monitor")
+        first = catalog(populated)
+        migrate.upgrade(populated)
+        if by_script:
+            connection.execute(migrate.sql("head", FIRST).encode())
+        else:
+            migrate.downgrade(populated, FIRST)
+    assert catalog(populated) == first
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 def test_another_alembic_takes_what_we_migrated_up_and_back(
     populated: str, dsn: str, tmp_path: Path, driver: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -15,7 +16,10 @@ import pytest
 
 from pgqueue import App, Backoff, Job
 from pgqueue.config import WorkerSettings
-from pgqueue.events import Bus, Event, JobsReleased, LeasesLost
+from pgqueue.connection import execute
+from pgqueue.events import Bus, Event, HandlerOverran, HandlerReturned, JobsReleased, LeasesLost
+from pgqueue.jobs import workers
+from pgqueue.report import Report
 from pgqueue.worker import Worker
 from tests.process.apps import every
 from tests.process.apps.effects import Effects
@@ -125,6 +129,43 @@ def test_a_def_handler_over_its_time_is_given_up_and_its_late_result_ignored(
     conn.commit()
     eventually(lambda: 2 in effects.ns("end"))
     assert len(dead(conn)) == 1
+
+
+def test_a_slot_that_a_handler_over_its_time_keeps_is_told_and_counted_until_it_returns(
+    conn: Connection,
+    start: Start,
+    events: list[Event],
+    effects: Effects,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "pgqueue")
+    Report(start().bus, every_job=False)
+    gate = tmp_path / "gate"
+    ref = every.short.enqueue(conn, Work(n=1, gate=str(gate)))
+    every.awaits_short.enqueue(conn, Work(n=2, seconds=30))
+    conn.commit()
+
+    def counted() -> list[int]:
+        found = [w.overrun for w in execute(conn, workers())]
+        conn.rollback()
+        return found
+
+    def overruns() -> list[Event]:
+        return [e for e in events if isinstance(e, HandlerOverran | HandlerReturned)]
+
+    eventually(lambda: counted() == [1])
+    (told,) = overruns()
+    assert told == HandlerOverran(job_id=ref.id, name="short", attempt=1, limit=0.3, overrun=1)
+    gate.touch()
+    effects.wait("end")
+    eventually(lambda: counted() == [0])
+    (_, ended) = overruns()
+    assert isinstance(ended, HandlerReturned)
+    assert (ended.job_id, ended.name, ended.overrun) == (ref.id, "short", 0)
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.getMessage().startswith("overrun")]
+    assert [level for level, _ in lines] == ["WARNING", "INFO"]
+    assert all(f"short {ref.id} attempt=1" in line for _, line in lines)
 
 
 def test_a_process_handler_runs_in_another_process(conn: Connection, start: Start, effects: Effects) -> None:

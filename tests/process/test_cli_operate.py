@@ -164,8 +164,8 @@ def test_workers_are_listed_with_what_they_serve(run: Run, fleet: Fleet) -> None
     assert run("workers").stdout == "no workers\n"
     worker = fleet.start("--queues=mail,bulk", "--concurrency=3")
     (row,) = json.loads(run("workers", "--json").stdout)
-    assert (row["pid"], row["queues"], row["concurrency"], row["alive"]) == (
-        worker.pid, ["mail", "bulk"], 3, True,
+    assert (row["pid"], row["queues"], row["concurrency"], row["overrun"], row["alive"]) == (
+        worker.pid, ["mail", "bulk"], 3, 0, True,
     )  # fmt: skip
     line = run("workers").stdout.splitlines()[1]
     assert f":{worker.pid}  alive" in line
