@@ -203,7 +203,7 @@ class Engine:
         return more or bool(self._flights)
 
     def _catch_up(self, rounds: Rounds) -> None:
-        """Give a free slot to the sweep that found none, before it is claimed for; each other one, as keys need some."""
+        """Give a free slot to the sweep that found none, before a claim gets it; every other one, as keys need some."""
         if not self._sweeper.owed or self._sweeper.alone or self.draining.is_set() or self._quota.free() <= 0:
             return
         if self._caught_up:
