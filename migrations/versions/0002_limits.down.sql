@@ -86,6 +86,8 @@ DROP FUNCTION pgqueue.outbox_repartition(int);
 
 -- Limits --------------------------------------------------------------------------------------------------
 
+DROP TRIGGER limit_waiting_new ON pgqueue.job_type;
+DROP TRIGGER limit_waiting ON pgqueue.job_type;
 DROP TRIGGER job_key ON pgqueue.job;
 DROP TRIGGER lane_key_slots ON pgqueue.job_type;
 DROP TRIGGER lane_rested ON pgqueue.job_type;
@@ -106,7 +108,7 @@ DROP TRIGGER lane_rested ON pgqueue.job_type;
 
 -- as before: pgqueue.queue_depth
 
-DROP FUNCTION pgqueue.lane_rested, pgqueue.lane_grow, pgqueue.lane_wake, pgqueue.limit_queue, pgqueue.limit_job, pgqueue.gate_pass, pgqueue.gate, pgqueue.job_key, pgqueue.is_limit;
+DROP FUNCTION pgqueue.limit_waiting, pgqueue.lane_rested, pgqueue.lane_grow, pgqueue.lane_wake, pgqueue.limit_queue, pgqueue.limit_job, pgqueue.gate_pass, pgqueue.gate, pgqueue.job_key, pgqueue.limit_key, pgqueue.is_limit;
 DROP TABLE pgqueue.permit;
 DROP INDEX pgqueue.lane_ready;
 CREATE INDEX lane_ready ON pgqueue.lane (queue, priority, pos) WHERE priority >= 0;

@@ -21,12 +21,20 @@ CREATE FUNCTION pgqueue.is_limit(key text, name text) RETURNS boolean LANGUAGE s
 $$;
 COMMENT ON FUNCTION pgqueue.is_limit IS 'Whether this key of a job of this name is a limit, of the name or of a key, and no ordering key.';
 
+CREATE FUNCTION pgqueue.limit_key(name text, key text, slots int, key_slots int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE
+    WHEN $3 IS NOT NULL THEN '@' || $1
+    WHEN $2 = '@' || $1 THEN NULL
+    WHEN $4 IS NULL THEN CASE WHEN pgqueue.is_limit($2, $1) THEN substr($2, length($1) + 3) ELSE $2 END
+    WHEN pgqueue.is_limit($2, $1) THEN $2
+    ELSE '@' || $1 || '@' || CASE WHEN octet_length($1) + octet_length($2) > 510
+      THEN encode(sha256(convert_to($2, 'UTF8')), 'hex') ELSE $2 END END
+$$;
+COMMENT ON FUNCTION pgqueue.limit_key IS 'The key that a job of this name has under these limits, whatever limits its key is from; NULL: it has none.';
+
 CREATE FUNCTION pgqueue.job_key() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  IF EXISTS (SELECT FROM pgqueue.job_type t WHERE t.name = NEW.name AND t.key_slots IS NOT NULL) THEN
-    NEW.key := '@' || NEW.name || '@' || CASE WHEN octet_length(NEW.name) + octet_length(NEW.key) > 510
-      THEN encode(sha256(convert_to(NEW.key, 'UTF8')), 'hex') ELSE NEW.key END;
-  END IF;
+  NEW.key := coalesce((SELECT pgqueue.limit_key(NEW.name, NEW.key, NULL, t.key_slots) FROM pgqueue.job_type t WHERE t.name = NEW.name AND t.key_slots IS NOT NULL), NEW.key);
   RETURN NEW;
 END $$;
 CREATE TRIGGER job_key BEFORE INSERT ON pgqueue.job FOR EACH ROW
@@ -603,6 +611,31 @@ FROM s GROUP BY queue;
 
 CREATE TRIGGER lane_key_slots AFTER UPDATE OF key_slots ON pgqueue.job_type FOR EACH ROW
   WHEN (NEW.key_slots IS DISTINCT FROM OLD.key_slots AND NEW.key_slots IS NOT NULL) EXECUTE FUNCTION pgqueue.lane_slots();
+
+-- Limits hold for what waits too: it gets the key of the new limits, or loses that of one that was lifted, and a new place
+-- above what claims and routing have looked at. Jobs that run, or that somebody holds, keep theirs. A limit set by hand is
+-- applied each time it is set: what was enqueued by a transaction that had not committed is found by the next.
+CREATE FUNCTION pgqueue.limit_waiting() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  qs text[]; ks text[];
+BEGIN
+  WITH l AS MATERIALIZED (
+    SELECT j.id, j.queue, j.pos, j.key AS was, pgqueue.limit_key(NEW.name, j.key, NEW.slots, NEW.key_slots) AS key FROM pgqueue.job j
+    WHERE j.name = NEW.name AND j.lease = 0 AND j.key IS DISTINCT FROM pgqueue.limit_key(NEW.name, j.key, NEW.slots, NEW.key_slots)
+    ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED),
+  o AS MATERIALIZED (
+    SELECT s.*, CASE WHEN s.pos IS NOT NULL THEN nextval('pgqueue.pos_seq') END AS place FROM (SELECT l.* FROM l ORDER BY l.pos) s),
+  u AS (
+    UPDATE pgqueue.job j SET key = o.key, pos = o.place FROM o WHERE j.id = o.id RETURNING j.queue, o.was)
+  SELECT array_agg(d.queue), array_agg(d.was) INTO qs, ks FROM (SELECT DISTINCT u.queue, u.was FROM u) d;
+  PERFORM pgqueue.lane_refresh(qs, ks); -- an ordering key may be another type's too
+  PERFORM pgqueue.wake(d.q) FROM (SELECT DISTINCT u.q FROM unnest(qs) u(q)) d;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER limit_waiting AFTER UPDATE OF slots, key_slots ON pgqueue.job_type FOR EACH ROW
+  WHEN (NEW.limits_set OR (NEW.slots, NEW.key_slots) IS DISTINCT FROM (OLD.slots, OLD.key_slots)) EXECUTE FUNCTION pgqueue.limit_waiting();
+CREATE TRIGGER limit_waiting_new AFTER INSERT ON pgqueue.job_type FOR EACH ROW
+  WHEN (num_nonnulls(NEW.slots, NEW.key_slots) > 0) EXECUTE FUNCTION pgqueue.limit_waiting();
 
 -- End of limits.
 
