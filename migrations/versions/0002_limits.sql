@@ -617,8 +617,13 @@ CREATE TRIGGER lane_key_slots AFTER UPDATE OF key_slots ON pgqueue.job_type FOR 
 -- applied each time it is set: what was enqueued by a transaction that had not committed is found by the next.
 CREATE FUNCTION pgqueue.limit_waiting() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-  qs text[]; ks text[];
+  held bigint; qs text[]; ks text[];
 BEGIN
+  SELECT j.id INTO held FROM pgqueue.job j WHERE NEW.slots IS NOT NULL AND j.name = NEW.name AND j.key <> '@' || NEW.name LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION 'a type has a limit or its jobs have keys: jobs of % have, such as job %', NEW.name, held
+      USING ERRCODE = '22023', HINT = 'Enqueue them without a key, and let these run or cancel them; or limit each key.';
+  END IF;
   WITH l AS MATERIALIZED (
     SELECT j.id, j.queue, j.pos, j.key AS was, pgqueue.limit_key(NEW.name, j.key, NEW.slots, NEW.key_slots) AS key FROM pgqueue.job j
     WHERE j.name = NEW.name AND j.lease = 0 AND j.key IS DISTINCT FROM pgqueue.limit_key(NEW.name, j.key, NEW.slots, NEW.key_slots)

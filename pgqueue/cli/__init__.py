@@ -53,6 +53,8 @@ def reported() -> Iterator[None]:
         ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
         raise Failure(f"{dsns.one_line(error)}; run: pgqueue migrate check") from error
+    except psycopg.errors.InvalidParameterValue as error:
+        raise Failure(dsns.one_line(error)) from error
 
 
 def raised(error: BaseException) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
-import psycopg
 
 from pgqueue import control
-from pgqueue.cli import Failure, Group, dsn_option
+from pgqueue.cli import Group, dsn_option
 from pgqueue.cli._payload import undeclared
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import clean, print_json, print_table
 from pgqueue.connection import execute
-from pgqueue.dsn import one_line
 from pgqueue.errors import BadOption
 from pgqueue.limits import Limits, as_declared, limit_job, limit_queue, limits
 from pgqueue.policy import per_second
@@ -90,7 +86,7 @@ def job(
         if reset
         else limit_job(name, limit=limit, rate=per_s, key_limit=key_limit, key_rate=key_rate)
     )
-    with opened(dsn) as conn, _refused():
+    with opened(dsn) as conn:
         if not execute(conn, statement):
             known = execute(conn, control.names())
             raise undeclared(name, known, "")
@@ -115,7 +111,7 @@ def queue(
     """Limit the jobs of a queue over all workers."""
     if limit is None and per_s is None and burst is None:
         raise BadOption("limit queue", "give --limit, --rate or --burst")
-    with opened(dsn) as conn, _refused():
+    with opened(dsn) as conn:
         execute(conn, limit_queue(queue, limit=limit, rate=per_s, burst=burst))
         found = [f for f in execute(conn, limits()) if f.kind == "queue" and f.name == queue]
     click.echo(f"queue {clean(queue)}: {said(found)}")
@@ -142,12 +138,3 @@ def rate(per_s: float | None) -> str | None:
         if per_s * seconds >= 1 or unit == "h":
             return f"{per_s * seconds:.6g}/{unit}"
     return None
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Say what the database refuses in one line."""
-    try:
-        yield
-    except psycopg.errors.InvalidParameterValue as error:
-        raise Failure(one_line(error)) from error

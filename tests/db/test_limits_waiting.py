@@ -185,3 +185,21 @@ def test_claims_beside_changes_of_a_limit_lose_no_job_and_take_none_twice(
     for one in working:
         one.result()
     assert done == Counter(made)
+
+
+@pytest.mark.parametrize("limit", ["by hand", "in code"])
+@pytest.mark.parametrize("was", [None, 3])
+def test_a_type_whose_jobs_have_keys_takes_no_limit_until_they_have_run(
+    conn: Connection, limit: str, was: int | None
+) -> None:
+    """From then on an enqueue with a key would fail, and its whole transaction."""
+    declared(conn, key_limit=was)
+    put(conn, 1, "k")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="a limit or its jobs have keys"):
+        by_hand(conn, 2, 0) if limit == "by hand" else declared(conn, 2)
+    conn.rollback()
+    put(conn, 1, "k")
+    conn.execute("DELETE FROM pgqueue.job")
+    conn.commit()
+    by_hand(conn, 2, 0) if limit == "by hand" else declared(conn, 2)
+    assert conn.execute("SELECT slots FROM pgqueue.job_type").fetchone() == (2,)

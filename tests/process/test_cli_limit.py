@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -76,6 +77,20 @@ def test_what_makes_no_sense_is_one_line(run: Run, argv: list[str], code: int, m
     result = run("limit", *argv, code=code)
     assert match in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_limit_of_jobs_that_have_keys_is_one_line(
+    run: Run, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_id,) = enqueue(conn, 1, name="sync", key="acme")
+    conn.commit()
+    said = f"jobs of sync have, such as job {job_id}"
+    assert said in run("limit", "job", "sync", "--limit", 3, code=1).stderr
+    (tmp_path / "later.py").write_text(
+        "from pgqueue import App\napp = App()\n@app.job('sync', limit=3)\ndef sync(n: int) -> None: ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert said in run("sync", "later:app", code=1).stderr
 
 
 def test_jobs_of_a_key_with_a_limit_are_shown_and_found_by_the_key_that_was_given(
