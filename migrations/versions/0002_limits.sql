@@ -756,10 +756,10 @@ BEGIN
     INSERT INTO pgqueue.job AS j (id, queue, name, priority, key, dedup_key, idempotency_key, max_attempts, timeout_s,
       backoff, headers, payload, enqueued_at, expires_at, ready_at)
     OVERRIDING SYSTEM VALUE
-    SELECT g.id, g.queue, g.name, g.priority, g.key, g.dedup_key, g.idempotency_key, g.max_attempts, g.timeout_s,
+    SELECT g.id, g.queue, g.name, g.priority, pgqueue.limit_key(g.name, g.key, t.slots, t.key_slots), g.dedup_key, g.idempotency_key, g.max_attempts, g.timeout_s,
       g.backoff, g.headers, coalesce(replay.payload, g.payload), g.enqueued_at,
       CASE WHEN g.expires_at > clock_timestamp() THEN g.expires_at END, clock_timestamp()
-    FROM gone g ORDER BY g.id
+    FROM gone g LEFT JOIN pgqueue.job_type t ON t.name = g.name ORDER BY g.id
     RETURNING j.id;
   PERFORM pgqueue.lane_unblock(queues, keys);
 END $$;

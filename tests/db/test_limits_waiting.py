@@ -12,18 +12,21 @@ import psycopg
 import pytest
 
 from pgqueue.connection import execute
+from pgqueue.dead import Filter, replay
 from pgqueue.declare import Policy, declare
-from pgqueue.finish import ack
+from pgqueue.finish import Failed, ack, bury
 from pgqueue.limits import limit_job
 from tests.factories import (
     NAME,
     QUEUE,
     Connection,
     Holder,
+    buried,
     enqueue,
     fall_due,
     ids,
     scope,
+    token,
     wipe,
 )
 from tests.waiting import eventually
@@ -185,6 +188,34 @@ def test_claims_beside_changes_of_a_limit_lose_no_job_and_take_none_twice(
     for one in working:
         one.result()
     assert done == Counter(made)
+
+
+@pytest.mark.parametrize(("limit", "key_limit", "now"), [(1, None, f"@{NAME}"), (None, 1, f"@{NAME}@k")])
+def test_a_dead_letter_of_before_the_limit_is_limited_when_it_is_replayed(
+    conn: Connection, a: Holder, limit: int | None, key_limit: int | None, now: str
+) -> None:
+    declared(conn)
+    made = put(conn, 3, "k" if key_limit else None)
+    for job in a.lanes(depth=3) or a.claim():
+        a.run(bury([Failed(claim=token(job), outcome=buried())], "w"))
+    assert keys(conn) == {}
+    declared(conn, limit, key_limit)
+    assert execute(conn, replay(Filter(ids=made))).ids == tuple(made)
+    conn.commit()
+    assert keys(conn) == {now: 3}
+
+
+def test_a_dead_letter_of_a_limit_that_was_lifted_runs_freely_when_it_is_replayed(
+    conn: Connection, a: Holder
+) -> None:
+    declared(conn, 1)
+    made = put(conn)
+    (job,) = a.lanes()
+    a.run(bury([Failed(claim=token(job), outcome=buried())], "w"))
+    declared(conn)
+    execute(conn, replay(Filter(ids=made)))
+    conn.commit()
+    assert ids(a.claim()) == made
 
 
 @pytest.mark.parametrize("limit", ["by hand", "in code"])
