@@ -186,9 +186,10 @@ class App:
         that may crash or hold the interpreter lock. Such a handler is a plain `def` at the top of a module.
         `transactional=True` hands it a session or connection (the parameter annotated with its type) whose
         commit also acknowledges the job: its database effects happen exactly once. The handler does not commit.
-        `limit`: how many jobs of this type run at once over all workers; such jobs take no ordering key.
-        `rate` ("100/min", "5/s", "1000/h"): how many begin in that time over all workers, in bursts of at most
-        `limit` (1 where only a rate is given).
+        `limit`: how many jobs of this type run at once over all workers of their queue (in each, if they go to
+        several); such jobs take no ordering key.
+        `rate` ("100/min", "5/s", "1000/h"): how many begin in that time over all workers of their queue, in bursts
+        of at most `limit` (1 where only a rate is given).
         `key_limit` and `key_rate` are the same for the jobs of each key: `key` is no ordering key then, and the jobs
         of one key run beside each other, so many at once, in no promised order.
         `sheddable=True`: while its queue is over its limits, its jobs are dropped and counted, not refused.

@@ -24,9 +24,9 @@ _SQL = load("pgqueue", "declare")
 class Policy:
     """The policy of a job type; None = the built-in default.
 
-    `timeout` in seconds, math.inf = none. `limit`: how many jobs of this type run at once, whatever the number of
-    workers; `rate`: how many begin in a second; `key_limit` and `key_rate`: the same for the jobs of each key.
-    Limits that were set while jobs run stay as they are (see `pgqueue.limits`). `sheddable`: dropped and counted
+    `timeout` in seconds, math.inf = none. `limit`: how many jobs of this type run at once in a queue, whatever the
+    number of workers; `rate`: how many begin in a second; `key_limit` and `key_rate`: the same for the jobs of each
+    key. Limits that were set while jobs run stay as they are (see `pgqueue.limits`). `sheddable`: dropped and counted
     where its queue is full.
     `on_dead`: what becomes of an ordering key when its head dies: continue, or block until a person decides.
     `keep`: for how many seconds finished jobs stay in the history, with what the handler returned if `result`.

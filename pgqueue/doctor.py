@@ -139,6 +139,17 @@ def _waiting(rows: Sequence[Row]) -> Findings:
         )
 
 
+def _limits(rows: Sequence[Row]) -> Findings:
+    for name, queues in rows:
+        yield _warning(
+            "limits",
+            f"jobs {name!r} wait in {len(queues)} queues ({', '.join(queues[:4])}): "
+            "their limit or rate holds for each of these, not for all together",
+            f"enqueue them in one queue, and move what waits: pgqueue jobs move --name {_quoted(name)} "
+            f"--queue {_quoted(queues[1])} --to {_quoted(queues[0])}",
+        )
+
+
 def _keys(rows: Sequence[Row]) -> Findings:
     for queue, keys, waiting, letter in rows:
         if waiting:
@@ -309,6 +320,7 @@ _CHECKS: tuple[tuple[str, Query, Callable[[Sequence[Row]], Findings]], ...] = (
     ("connections", _SQL["settings"], _connections),
     ("snapshots", _SQL["holders"], _holders),
     ("jobs", _SQL["waiting"], _waiting),
+    ("limits", _SQL["limits"], _limits),
     ("keys", _SQL["keys"], _keys),
     ("fleets", _SQL["fleets"], _fleets),
     ("sequences", _SQL["sequences"], _sequences),

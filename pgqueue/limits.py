@@ -1,8 +1,8 @@
 """Limits: how many jobs of a name, of a key or of a queue run at once, and how many begin in a time, over all workers.
 
-Of a name and of a key they are lanes with several slots (see `pgqueue.lanes`): `limit`, `rate`, `key_limit` and
-`key_rate` of a job type, which its workers declare and `limit_job` changes while jobs run. Of a queue they are a gate
-that its workers pass: `gate` and `gate_pass`, in one transaction with the claim between them.
+Of a name and of a key they are lanes with several slots (see `pgqueue.lanes`), in each queue by themselves: `limit`,
+`rate`, `key_limit` and `key_rate` of a job type, which its workers declare and `limit_job` changes while jobs run. Of a
+queue they are a gate that its workers pass: `gate` and `gate_pass`, in one transaction with the claim between them.
 """
 
 from __future__ import annotations

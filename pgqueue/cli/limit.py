@@ -72,7 +72,7 @@ def job(
     dsn: str | None, *, name: str, limit: int | None, per_s: float | None, key_limit: int | None,
     key_rate: float | None, reset: bool,
 ) -> None:  # fmt: skip
-    """Limit the jobs of a name, or of each of their keys, in all queues.
+    """Limit the jobs of a name, or of each of their keys, in each queue over all its workers.
 
     What is set here holds, whatever workers declare when they start, until --as-declared.
     """

@@ -39,6 +39,12 @@ SELECT j.queue, j.name, count(*),
   coalesce((SELECT q.paused FROM pgqueue.queue q WHERE q.name = j.queue), false) OR coalesce((SELECT t.paused FROM pgqueue.job_type t WHERE t.name = j.name), false)
 FROM pgqueue.job j WHERE j.lease = 0 AND (j.run_at IS NULL OR j.run_at <= now()) GROUP BY j.queue, j.name ORDER BY 3 DESC
 
+-- name: limits
+-- Job types with a limit whose jobs wait in several queues, each of which has slots of its own.
+SELECT j.name, array_agg(DISTINCT j.queue ORDER BY j.queue) FROM pgqueue.job j
+WHERE j.name IN (SELECT t.name FROM pgqueue.job_type t WHERE t.slots IS NOT NULL) AND j.lease = 0
+GROUP BY j.name HAVING count(DISTINCT j.queue) > 1 ORDER BY j.name
+
 -- name: keys
 -- Ordering keys that dead letters block, whether jobs wait behind them, and the oldest such letter.
 SELECT d.queue, count(DISTINCT d.key), bool_or(EXISTS (SELECT FROM pgqueue.job j WHERE j.queue = d.queue AND j.key = d.key AND j.pos IS NOT NULL)), min(d.id)

@@ -65,6 +65,7 @@ def test_a_healthy_database_has_no_findings_and_every_check_reports(conn: Connec
             "connections",
             "snapshots",
             "jobs",
+            "limits",
             "keys",
             "fleets",
             "sequences",
@@ -128,6 +129,19 @@ def test_the_oldest_of_several_snapshots_is_named_first(
         first, second = findings(conn, "snapshots")
         assert f"session pid {older.info.backend_pid}" in first.text
         assert f"session pid {younger.info.backend_pid}" in second.text
+
+
+def test_jobs_of_a_limited_type_in_two_queues_are_named(conn: Connection) -> None:
+    works(conn)
+    works(conn, nonce=2, queue="second")
+    conn.execute("INSERT INTO pgqueue.job_type (name, slots) VALUES ('work', 1)")
+    enqueue(conn, 2)
+    assert findings(conn) == []
+    enqueue(conn, 1, queue="second")
+    found = only(conn, "limits")
+    assert found.level == "warning"
+    assert "'work' wait in 2 queues (default, second)" in found.text
+    assert "--queue second --to default" in found.remedy
 
 
 @pytest.mark.parametrize("slot", ["standby_1", None])
