@@ -119,6 +119,25 @@ def test_a_job_whose_worker_was_lost_on_a_slot_above_a_lowered_limit_runs_again(
     assert slots(conn) == []
 
 
+def test_the_slots_above_a_lowered_limit_take_no_more_jobs(conn: Connection, a: Holder, b: Holder) -> None:
+    limit(conn, 5)
+    made = more(conn, 12)
+    held = [job for _ in range(5) for job in a.lanes(1)]
+    assert ids(held) == made[:5]
+    limit(conn, 1)
+    assert b.lanes() == []
+    finish(a, held[1:])
+    for _ in range(3):  # the free slots are those above the limit: they go, and the one below it is held
+        assert b.lanes() == []
+    finish(a, held[:1])
+    for job in made[5:8]:
+        (next_one,) = b.lanes()
+        assert next_one.id == job
+        assert a.lanes() == []
+        finish(b, [next_one])
+    assert slots(conn) == [0]
+
+
 def test_a_stamp_without_a_lane_keeps_no_slot_of_a_limit(conn: Connection, a: Holder, b: Holder) -> None:
     limit(conn, 2)
     made = enqueue(conn, 3)
