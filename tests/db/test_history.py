@@ -272,11 +272,14 @@ def test_dropping_waits_for_nobody_and_nobody_for_it(conn: Connection, dsn: str)
     enqueue(conn)
     conn.commit()
     with Holder(dsn) as holder, psycopg.connect(dsn) as reader:
+        holder.connection.execute(
+            "SET lock_timeout = 0"
+        )  # whoever waits for a lock does so until he is stopped
+        holder.connection.execute("SET statement_timeout = '20s'")
         reader.execute("SELECT count(*) FROM pgqueue.job_history")  # holds every partition
         assert holder.run(days()) == 0
         assert seen(conn, "SELECT count(*) FROM pgqueue.job_history") == [(1,)]
         (job,) = holder.claim()
-        holder.connection.execute("SET lock_timeout = '1s'")
         assert holder.run(complete([(token(job), Completed())])) == [job.id]
         reader.rollback()
         reader.execute(
