@@ -56,6 +56,8 @@ def test_a_tenth_of_the_executions_comes_where_that_is_more(conn: Connection) ->
     ask(conn, 60)
     assert ask(conn, 1000, ran=5000) == 500
     assert ask(conn, 1000, ran=500) == 50
+    age(conn, 20)
+    assert ask(conn, 1000, ran=500) == 50  # the more of the two, not both
 
 
 def test_queues_have_budgets_of_their_own(conn: Connection) -> None:

@@ -35,3 +35,13 @@ def test_a_job_that_fails_in_the_first_moments_of_a_worker_is_retried_by_its_bac
     now += 2 * PAUSE
     assert delays(retries.spend([failed(3)])) == [1.0]
     assert asked == [[1], [1]]
+
+
+def test_a_failure_takes_back_what_a_success_has_earned_but_that_of_a_deferred_retry_has_paid() -> None:
+    retries = Retries([("", 0), ("default", 5)], on=True)
+    paid, *late = (claimed(number)._replace(extra='{"deferred" : true}') for number in range(2, 6))
+    retries.ran([claimed(1)], [])  # earns two
+    retries.ran([], [Ended(paid, Retried(delay=1.0, failure=BROKEN), 0.0)])
+    assert retries.refuse(late) == late[2:]
+    retries.ran([claimed(1)], [failed(2)])
+    assert retries.refuse(late) == late[1:]
