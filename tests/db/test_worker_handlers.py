@@ -168,6 +168,30 @@ def test_a_slot_that_a_handler_over_its_time_keeps_is_told_and_counted_until_it_
     assert all(f"short {ref.id} attempt=1" in line for _, line in lines)
 
 
+def test_a_key_goes_on_while_the_handler_of_its_job_that_ran_over_its_time_still_hangs(
+    conn: Connection, start: Start
+) -> None:
+    app, go, ran = App(), threading.Event(), []
+
+    @app.job("hangs", timeout=0.2, max_attempts=1)
+    def hangs(n: int) -> None:
+        go.wait(300)
+
+    @app.job("next")
+    def following(n: int) -> None:
+        ran.append(n)
+
+    hangs.using(key="k").enqueue(conn, 1)
+    following.using(key="k").enqueue(conn, 2)
+    conn.commit()
+    start(app, visibility=600.0)
+    try:
+        eventually(lambda: ran == [2])
+        assert not go.is_set()
+    finally:
+        go.set()
+
+
 def test_a_process_handler_runs_in_another_process(conn: Connection, start: Start, effects: Effects) -> None:
     every.computes.enqueue_many(conn, [Work(n=n) for n in range(3)])
     conn.commit()
