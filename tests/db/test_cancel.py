@@ -78,6 +78,17 @@ def test_a_waiting_job_is_gone_at_once(conn: Connection, holder: Holder) -> None
     conn.commit()
 
 
+def test_the_lane_of_a_cancelled_job_is_taken_by_whoever_knows_the_next(
+    conn: Connection, holder: Holder
+) -> None:
+    (job_id,) = enqueue(conn, key="k")
+    other = enqueue(conn, name="other", key="k")
+    conn.commit()
+    holder.route()
+    assert states(conn, job_id) == ["cancelled"]
+    assert ids(holder.lanes(of=scope(names=["other"]), routing=False)) == other
+
+
 def test_the_log_and_the_request_go_with_the_job(conn: Connection, holder: Holder) -> None:
     (job_id,) = enqueue(conn)
     conn.commit()
