@@ -140,6 +140,19 @@ def test_a_lost_job_keeps_its_permit_until_it_is_claimed_again_and_then_too(
     assert ids(through(b)) == made[2:]
 
 
+def test_a_lost_job_that_is_given_back_unrun_keeps_its_permit(conn: Connection, a: Holder, b: Holder) -> None:
+    """It is claimed again without the gate; were its place free, one more would run."""
+    limit(conn, 1)
+    made = put(conn, 2)
+    assert len(through(a)) == 1
+    lose(conn, made)
+    conn.commit()
+    b.run(release([token(job) for job in b.suspects()]))
+    assert through(a) == []
+    assert ids(b.suspects(high=1)) == made[:1]
+    assert through(a) == []
+
+
 def test_a_lost_job_that_nobody_wants_blocks_the_queue_for_a_minute_at_most(
     conn: Connection, a: Holder
 ) -> None:
