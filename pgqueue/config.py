@@ -20,8 +20,8 @@ class WorkerSettings:
     `queues`: served strictly in the order written; `reserved`: slots that only one queue may use. `weights` instead of
     both: of the jobs claimed while several queues have some, each gets its share.
     `visibility`: how long a claim stands without a heartbeat. `prefetch`: jobs claimed beyond the running ones,
-    None = by their duration, at most 1,500. `ledger`: how long idempotency keys are remembered.
-    `dead_retention`: how long dead letters are kept, None = until a person decides.
+    None = by their duration and the size of their payloads, at most 1,500. `ledger`: how long idempotency keys are
+    remembered. `dead_retention`: how long dead letters are kept, None = until a person decides.
     """
 
     queues: tuple[str, ...] = ("default",)

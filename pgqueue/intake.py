@@ -252,6 +252,7 @@ class Intake:
     def _hold(self, jobs: Collection[Claimed]) -> None:
         """Note jobs as held. A claim tells itself whether its job is cancelled: what was heard before is over."""
         self._hand.held.update(zip(map(_ID, jobs), jobs, strict=True))
+        self._quota.learn_payloads(jobs)
         if self._hand.cancelled:
             self._hand.cancelled.difference_update(map(_ID, jobs))
 

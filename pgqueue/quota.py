@@ -1,15 +1,16 @@
-"""Quota: how much to claim, by what is in hand and how long jobs take.
+"""Quota: how much to claim, by what is in hand, how long jobs take and how large their payloads are.
 
 A worker holds its running jobs and, for short ones, some more, so that no slot waits for a round trip: 50 ms of
-work, at most 1,500 jobs; nothing beyond the running ones when jobs take a second. Reserved slots have a claim of
-their own, so that a full hand of bulk jobs never keeps a critical one out.
+work, at most 1,500 jobs and about 32 MiB of payload; nothing beyond the running ones when jobs take a second. Reserved
+slots have a claim of their own, so that a full hand of bulk jobs never keeps a critical one out.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 from pgqueue.config import MAX_CLAIM, WorkerSettings
 from pgqueue.hand import Hand
@@ -23,6 +24,11 @@ MOST_AHEAD = 3 * MAX_CLAIM
 LANE_AHEAD = 0.02
 #: Work for which it is worth to wake one more slot.
 WORTH_A_SLOT = 0.001
+#: Characters of payload to hold, unless the slots alone need more.
+MOST_PAYLOAD = 32 * 1024 * 1024
+#: A claim of so many jobs tells how large payloads are, whatever the ones before told.
+TELLING = 20
+_PAYLOAD = attrgetter("payload")
 
 
 class Quota:
@@ -46,6 +52,9 @@ class Quota:
         self.stalled = False
         #: Jobs that a lane of the last claim handed out, on average.
         self._per_lane = 1.0
+        #: Mean characters of a payload, None before the first claim; and how many such payloads to hold.
+        self._per_payload: float | None = None
+        self._most = MOST_PAYLOAD
 
     def learn(self) -> None:
         """Take in the durations measured since the last call."""
@@ -62,6 +71,15 @@ class Quota:
         if self._settings.reserved:
             self._leaving_of = Counter(self._queue_of[job.level][0] for job in jobs)
 
+    def learn_payloads(self, jobs: Collection[Claimed]) -> None:
+        """Take in how large the payloads of a claim are."""
+        if not jobs:
+            return
+        mean = sum(map(len, map(_PAYLOAD, jobs))) / len(jobs)
+        weight = 1.0 if self._per_payload is None else min(1.0, len(jobs) / TELLING)
+        self._per_payload = (self._per_payload or 0.0) * (1 - weight) + mean * weight
+        self._most = int(MOST_PAYLOAD / max(1.0, self._per_payload))
+
     def learn_lanes(self, lanes: int, jobs: int) -> None:
         """Take in how many jobs so many lanes handed out."""
         if lanes:
@@ -73,7 +91,8 @@ class Quota:
             return 0 if self.stalled else self._settings.prefetch
         if self.stalled or self.per_job is None:
             return 0
-        return min(MOST_AHEAD, int(self._settings.concurrency * AHEAD / self.per_job))
+        slots = self._settings.concurrency
+        return max(0, min(MOST_AHEAD, int(slots * AHEAD / self.per_job), self._most - slots))
 
     def low_water(self) -> int:
         """Return at how many jobs on the shelf the next claim is due."""
@@ -105,8 +124,9 @@ class Quota:
             room, queues = sum(kept.values()), tuple(q for q in queues if q in kept)
         if self.per_job is None:
             return queues, min(room, self._settings.concurrency), 1, room
-        depth = max(1, min(MAX_CLAIM, int(LANE_AHEAD / self.per_job)))
-        lanes = max(self._settings.concurrency, math.ceil(room / min(depth, self._per_lane)))
+        slots = self._settings.concurrency
+        depth = max(1, min(MAX_CLAIM, int(LANE_AHEAD / self.per_job), self._most // slots))
+        lanes = max(slots, math.ceil(room / min(depth, self._per_lane)))
         return queues, min(room, lanes), depth, room
 
     def room(self, queue: str) -> int:

@@ -53,7 +53,7 @@ from pgqueue.worker import Worker
 )  # fmt: skip
 @option(
     "--prefetch", env="PGQUEUE_PREFETCH", type=int, metavar="N",
-    help="Jobs to claim beyond the running ones.  [default: by their duration, 0 to 1500]",
+    help="Jobs to claim beyond the running ones.  [default: by duration and payload, 0 to 1500]",
 )  # fmt: skip
 @option(
     "--visibility", env="PGQUEUE_VISIBILITY", type=Duration(), default="30s", show_default=True,

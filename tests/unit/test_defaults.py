@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pgqueue import app, dead, dsn, payload, policy, schema_version
+from pgqueue import app, dead, dsn, payload, policy, quota, schema_version
 from pgqueue.backoff import Backoff
 from pgqueue.cli import main as pgqueue
 from pgqueue.cli._worker import command as worker
@@ -117,6 +117,7 @@ BUILT_IN: list[tuple[str, object]] = [
     ("backoff cap", timedelta(seconds=Backoff().cap)),
     ("dedup window", Options().dedup_window),
     ("payload", f"{payload.LIMIT // 1024} KiB"),
+    ("payload in hand", f"about {quota.MOST_PAYLOAD >> 20} MiB"),
     ("replay limit", dead.LIMIT),
     ("replay rate", f"{dead.RATE} a second"),
     ("dead-letter alert", f"more than {dead.ALERT} in 10 minutes"),

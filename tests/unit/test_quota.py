@@ -252,3 +252,53 @@ def test_as_many_lanes_are_taken_as_their_jobs_are_worth() -> None:
     assert quota.lanes()[1] == 1 + 408 // 20
     ran(quota, hand, 1_000_000, 5.0)
     assert quota.lanes()[1] == 8
+
+
+def claim(quota: Quota, jobs: int, characters: int) -> None:
+    """Let a claim have come with payloads so long."""
+    quota.learn_payloads([claimed(n, payload="x" * characters) for n in range(jobs)])
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("characters", "ahead"),
+    [(150, 1500), (20_000, 1500), (MB // 10, 312), (MB, 24), (4 * MB, 0), (40 * MB, 0)],
+)
+def test_large_payloads_are_claimed_ahead_as_far_as_32_mib_go(characters: int, ahead: int) -> None:
+    quota, hand = made(concurrency=8)
+    ran(quota, hand, 100, 0.00001)
+    claim(quota, 1, characters)
+    assert quota.prefetch() == ahead
+    ((_, n),) = quota.claims()
+    assert n == min(500, 8 + ahead)
+
+
+def test_a_claim_of_large_payloads_tells_at_once_and_a_single_one_only_a_little() -> None:
+    quota, hand = made(concurrency=8)
+    ran(quota, hand, 100, 0.00001)
+    claim(quota, 500, 150)
+    claim(quota, 20, MB)
+    assert quota.prefetch() == 24
+    claim(quota, 20, 150)
+    claim(quota, 1, MB // 10)
+    assert quota.prefetch() == 1500
+    claim(quota, 0, 0)
+    assert quota.prefetch() == 1500
+
+
+def test_lanes_of_large_payloads_are_taken_as_deep_as_every_slot_has_its_share() -> None:
+    quota, hand = made(concurrency=8)
+    ran(quota, hand, 1000, 0.0001)
+    assert quota.lanes()[2] == 200
+    claim(quota, 20, MB)
+    assert quota.lanes()[2:] == (4, 32)
+    claim(quota, 20, 40 * MB)
+    assert quota.lanes()[2:] == (1, 8)
+
+
+def test_the_prefetch_that_was_asked_for_is_kept_whatever_the_payloads() -> None:
+    quota, _ = made(concurrency=8, prefetch=100)
+    claim(quota, 20, MB)
+    assert quota.prefetch() == 100
