@@ -31,6 +31,8 @@ from pgqueue.finish import ack
 from pgqueue.worker import connect
 
 BATCH, RANGE, AHEAD = 500, 25_000, 4
+#: Jobs a round.
+JOBS = 150_000
 #: A try to drop stops every claim for up to 50 ms where somebody reads the table.
 RETRY_S = 1.0
 VISIBILITY = timedelta(seconds=30)
@@ -180,7 +182,7 @@ def measure(server: Server, kind: type[Rotating | Shipped], n: int, scene: str) 
 def main() -> None:
     """Print the medians of both sides in every scene."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--n", type=int, default=200_000, help="jobs a round (default 200,000)")
+    parser.add_argument("--n", type=int, default=JOBS, help=f"jobs a round (default {JOBS:,})")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default 3)")
     options = parser.parse_args()
     with started() as server:

@@ -13,6 +13,7 @@ import benchmarks
 from benchmarks import install, plan, report
 from benchmarks.figures import Absent, Figure, Outcome, quantile, ratios
 from benchmarks.goals import GOALS, judge
+from benchmarks.prototypes import rotation
 from benchmarks.system import OURS, PEERS, SYSTEMS, Go, Node, Python, system_named
 from benchmarks.work import Worker, Workers
 from benchmarks.workloads import all_workloads
@@ -204,3 +205,8 @@ def test_a_newer_python_is_found_beside_a_shim_that_does_not_run(
     assert install._interpreter((3, 19)) == str(installed)
     with pytest.raises(install.NotInstallable, match=r"3\.20 or newer, and none is here"):
         install._interpreter((3, 20))
+
+
+def test_the_decision_about_partitions_shows_what_its_command_runs() -> None:
+    (decision,) = (ROOT / "docs" / "adr").glob("0015-*")
+    assert f"{rotation.JOBS:,} jobs" in decision.read_text()
