@@ -15,6 +15,7 @@ from benchmarks.figures import Absent, Figure, Outcome, quantile, ratios
 from benchmarks.goals import GOALS, judge
 from benchmarks.prototypes import rotation
 from benchmarks.system import OURS, PEERS, SYSTEMS, Go, Node, Python, system_named
+from benchmarks.systems.limit import BATCH, behind
 from benchmarks.work import Worker, Workers
 from benchmarks.workloads import all_workloads
 
@@ -210,3 +211,8 @@ def test_a_newer_python_is_found_beside_a_shim_that_does_not_run(
 def test_the_decision_about_partitions_shows_what_its_command_runs() -> None:
     (decision,) = (ROOT / "docs" / "adr").glob("0015-*")
     assert f"{rotation.JOBS:,} jobs" in decision.read_text()
+
+
+def test_a_claim_of_the_limit_line_starts_behind_the_jobs_of_the_full_one_in_front() -> None:
+    assert behind([0, 700], [0, 700]) == [0, 700 + BATCH]
+    assert behind([0, 700], [0, 5_000]) == [0, 5_000]
