@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from benchmarks import work
-from benchmarks.figures import Absent, Figure
+from benchmarks.figures import Absent, Figure, sentence
 from benchmarks.install import Installed, NotInstallable, install
 from benchmarks.server import Server, settle
 from benchmarks.system import Mode, System, system_named
@@ -183,7 +183,7 @@ class Bench:
                     with self.case(name, part) as case:
                         measured = workload.measure(case, jobs)
                 except (work.RunFailed, psycopg.Error) as error:
-                    absent[name, part] = f"failed: {str(error).strip()[:300]}"
+                    absent[name, part] = f"failed: {sentence(str(error))}"
                     self.say(f"{where}: {absent[name, part]}")
                     continue
                 for quantity in workload.quantities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -45,6 +46,15 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     reason: str
     part: str = ""
+
+
+def sentence(error: str) -> str:
+    """Return what an error says in one line: the first, or the last of a program's output that stands behind it."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or ["nothing was said"]
+    text = lines[0]
+    if "Traceback" in text:
+        text = text.partition("Traceback")[0] + lines[-1]
+    return textwrap.shorten(text, 200, placeholder=" ..")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,10 @@ class Goal:
     at_least: float | None = None
     at_most: float | None = None
 
+    def met(self, value: float) -> bool:
+        """Tell whether a value is within the bound."""
+        return value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0)
+
     @property
     def bound(self) -> str:
         """The goal as a number."""
@@ -34,14 +38,24 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was measured for a goal: the middle of the runs, their spread, and whether it is met."""
+    """What was measured for a goal: the middle of the runs, their spread, whether it is met, by how many not."""
 
     goal: Goal
     value: float
     low: float
     high: float
     met: bool
+    missed: int
+    runs: int
     against: str
+
+    @property
+    def text(self) -> str:
+        """The verdict in words."""
+        if self.met:
+            return f"yes by median; {self.missed} of {self.runs} runs missed it" if self.missed else "yes"
+        kept = f", by median; {self.runs - self.missed} of {self.runs} runs met it"
+        return f"**no**{kept if self.missed < self.runs else ''}"
 
 
 GOALS = (
@@ -122,8 +136,10 @@ def judge(figures: Sequence[Figure], machines: Mapping[str, str] | None = None) 
             rival = better(rivals, key=lambda f: f.median)
             values, against = ratios(own, rival), rival.system
         value = statistics.median(values)
-        met = value >= goal.at_least if goal.at_least is not None else value <= (goal.at_most or 0)
         verdicts.append(
-            Verdict(goal=goal, value=value, low=min(values), high=max(values), met=met, against=against)
-        )
+            Verdict(
+                goal=goal, value=value, low=min(values), high=max(values), met=goal.met(value),
+                missed=sum(not goal.met(run) for run in values), runs=len(values), against=against,
+            )
+        )  # fmt: skip
     return verdicts

@@ -7,11 +7,12 @@ from pathlib import Path
 from pkgutil import walk_packages
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
 import benchmarks
 from benchmarks import install, plan, report
-from benchmarks.figures import Absent, Figure, Outcome, quantile, ratios
+from benchmarks.figures import Absent, Figure, Outcome, quantile, ratios, sentence
 from benchmarks.goals import GOALS, judge
 from benchmarks.prototypes import rotation
 from benchmarks.system import OURS, PEERS, SYSTEMS, Go, Node, Python, system_named
@@ -216,3 +217,40 @@ def test_the_decision_about_partitions_shows_what_its_command_runs() -> None:
 def test_a_claim_of_the_limit_line_starts_behind_the_jobs_of_the_full_one_in_front() -> None:
     assert behind([0, 700], [0, 700]) == [0, 700 + BATCH]
     assert behind([0, 700], [0, 5_000]) == [0, 5_000]
+
+
+def test_a_goal_that_a_run_missed_says_so() -> None:
+    met, held, missed, lost = (
+        judge([figure("wal", "ours", *values)])[0].text
+        for values in ((700, 710, 720), (700, 710, 760), (700, 760, 770), (760, 770, 780))
+    )
+    assert (met, held) == ("yes", "yes by median; 1 of 3 runs missed it")
+    assert (missed, lost) == ("**no**, by median; 1 of 3 runs met it", "**no**")
+    assert f"| 710 [700 to 760] | {held} |" in report.report(
+        [outcome("wal", figure("wal", "ours", 700, 710, 760))]
+    )
+
+
+def test_the_report_says_where_two_processes_bring_less_than_one() -> None:
+    one = outcome("drain", figure("drain", "ours", 200), figure("drain", "pgmq", 100))
+    two = outcome("drain2", figure("drain2", "ours", 180), figure("drain2", "pgmq", 120))
+    less = report.report([one, two]).split("## Where two processes bring less than one")[1].split("##")[0]
+    assert "pgqueue: 180 jobs/s with two processes, 200 with one (0.90)." in less
+    assert "pgmq" not in less
+    assert "two processes bring less" not in report.report([one])
+    assert "Nowhere in these" in report.report([one, outcome("drain2", figure("drain2", "ours", 220))])
+
+
+def test_an_error_is_one_sentence() -> None:
+    assert sentence('failed: timeout\nCONTEXT:  SQL statement "\n WITH x') == "failed: timeout"
+    assert (
+        sentence("fill failed: Traceback (most recent call last):\n  File\nValueError: no")
+        == "fill failed: ValueError: no"
+    )
+    assert sentence("word " * 100).endswith("word ..")
+    assert len(sentence("word " * 100)) <= 200
+
+
+def test_the_report_says_how_long_its_runs_took() -> None:
+    long = msgspec.structs.replace(outcome("wal", figure("wal", "ours", 1)), seconds=2_640.0)
+    assert "44 minutes on two cores" in " ".join(report.report([long]).split())
