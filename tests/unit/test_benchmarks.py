@@ -254,3 +254,10 @@ def test_an_error_is_one_sentence() -> None:
 def test_the_report_says_how_long_its_runs_took() -> None:
     long = msgspec.structs.replace(outcome("wal", figure("wal", "ours", 1)), seconds=2_640.0)
     assert "44 minutes on two cores" in " ".join(report.report([long]).split())
+
+
+def test_awa_is_asked_by_its_tables_what_is_left() -> None:
+    """Its view takes minutes for 30,000 finished jobs: a statement timeout would count as awa's failure."""
+    asked = system_named("awa")
+    assert "ready_entries" in asked.left
+    assert "awa.jobs" not in asked.left + asked.count_left
