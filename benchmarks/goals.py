@@ -96,6 +96,8 @@ GOALS = (
     Goal(text="worker memory, MB", what="memory", at_most=80),
     Goal(text="start to first job, s", what="memory.first", at_most=0.5),
     Goal(text="keyed by unkeyed", what="keyed", by=("keyed.without",), than=("ours",), at_least=0.6),
+    Goal(text="a hot key with 40 % of the backlog, jobs/s", what="hot", at_least=10_000),
+    Goal(text="critical among 1 M slow jobs, longest pickup, ms", what="critical.max", at_most=100),
     Goal(text="heartbeats of 20 minutes: time, last by first", what="heartbeat.ms", at_most=2),
     Goal(text="heartbeats of 20 minutes: buffers, last by first", what="heartbeat.buffers", at_most=2),
     Goal(text="relay to Kafka, events/s", what="relay.kafka", at_least=25_000),

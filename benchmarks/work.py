@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -164,6 +165,14 @@ class Workers:
     def first_at(self) -> float:
         """When the first job began."""
         return min(at for worker in self.all for _, at in worker.marks)
+
+    def started(self) -> dict[int, float]:
+        """Return when each job first began, after the end of workers that note times."""
+        found: dict[int, float] = {}
+        for worker in self.all:
+            for number, at in json.loads(worker.out.with_name(f"{worker.out.name}.times").read_text()):
+                found.setdefault(number, at)
+        return found
 
     def wait_for(self, count: int, patience: float) -> None:
         """Wait until so many jobs were run, as the marks tell."""

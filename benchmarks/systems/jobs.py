@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from benchmarks.program import IO_S, QUEUE
-from pgqueue import App
+from pgqueue import App, Job
 
 
 class Payload(msgspec.Struct):
@@ -25,7 +26,12 @@ def _nothing(_: int) -> None:
 #: What handlers call first; a worker process puts its recorder here before it starts.
 note: Callable[[int], None] = _nothing
 
-threads, tasks, sleepers = App(), App(), App()
+threads, tasks, sleepers, mixed = App(), App(), App(), App()
+
+#: The queue whose jobs are slow work, and the one whose jobs must not wait for it.
+BULK, CRITICAL = "bulk", "critical"
+#: How long a job of slow work takes.
+SLOW_S = 1.0
 
 
 @threads.job("bench", queue=QUEUE)
@@ -45,3 +51,12 @@ async def bench_io(payload: Payload) -> None:
     """Await 10 ms, as a call to another service does."""
     note(payload.n)
     await asyncio.sleep(IO_S)
+
+
+@mixed.job("bench", queue=BULK)
+def bench_mixed(payload: Payload, job: Job) -> None:
+    """Do nothing in the critical queue, slow work in the other."""
+    if job.queue == CRITICAL:
+        note(payload.n)
+    else:
+        time.sleep(SLOW_S)

@@ -33,8 +33,21 @@ SYSTEM = System(
     most=5_000_000,
 )
 
-APPS = {"async": "tasks", "io": "sleepers"}
+APPS = {"async": "tasks", "io": "sleepers", "mixed": "mixed"}
 IO_CONCURRENCY = 500
+#: The key that has many jobs.
+HOT = "hot"
+
+
+def even_key(number: int, keys: int) -> str:
+    """Return the key of a job where all keys have as many."""
+    return f"key-{number % keys}"
+
+
+def hot_key(number: int, keys: int) -> str:
+    """Return the key of a job where one key has two of five jobs, and so many others share the rest."""
+    turn, place = divmod(number, 5)
+    return HOT if place < 2 else f"key-{(3 * turn + place - 2) % keys}"
 
 
 class Ours(Program):
@@ -60,17 +73,18 @@ class Ours(Program):
     def many(self, handle: Any, payloads: list[dict[str, Any]]) -> None:
         from benchmarks.systems import jobs
 
-        prepared: Any = jobs.bench
+        prepared: Any = jobs.bench.using(queue=setting("QUEUE", QUEUE))
         if setting("KEYS"):
+            name = hot_key if setting("HOT") else even_key
             keys = int(setting("KEYS"))
-            prepared = jobs.bench.using(key=lambda payload: f"key-{payload.n % keys}")
+            prepared = jobs.bench.using(key=lambda payload: name(payload.n, keys))
         prepared.enqueue_many(handle, [jobs.Payload(**payload) for payload in payloads])
         handle.commit()
 
     def one(self, handle: Any, payload: dict[str, Any]) -> None:
         from benchmarks.systems import jobs
 
-        jobs.bench.enqueue(handle, jobs.Payload(**payload))
+        jobs.bench.using(queue=setting("QUEUE", QUEUE)).enqueue(handle, jobs.Payload(**payload))
         handle.commit()
 
     def work(self, note: Callable[[int], None]) -> None:

@@ -9,7 +9,8 @@ from benchmarks.bench import Workload
 
 NAMES: Final = (
     "drain", "drain300k", "drain2", "async_", "io", "latency", "busy", "bulk", "commit", "snapshot", "backlog", "wal",
-    "bloat", "memory", "keyed", "heartbeat", "relay", "relay2", "relay_latency", "relay_snapshot", "relay_peers",
+    "bloat", "memory", "keyed", "hot", "critical", "heartbeat", "relay", "relay2", "relay_latency", "relay_snapshot",
+    "relay_peers",
 )  # fmt: skip
 
 

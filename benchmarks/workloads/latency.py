@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from benchmarks.bench import Case, Workload, cost, paced
@@ -29,10 +28,7 @@ def delays(
     """Wait for the n jobs and return the quantiles of their delays, in ms; a start before the commit counts as 0."""
     workers.wait_for(n + 1, 30.0)
     workers.end()
-    started: dict[int, float] = {}
-    for worker in workers.all:
-        for number, at in json.loads(worker.out.with_name(f"{worker.out.name}.times").read_text()):
-            started.setdefault(number, at)
+    started = workers.started()
     lost = [number for number, _, _ in sent if number not in started]
     if lost:
         raise RunFailed(f"{len(lost)} of {n} jobs never began")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -17,6 +18,7 @@ from benchmarks.goals import GOALS, judge
 from benchmarks.prototypes import rotation
 from benchmarks.system import OURS, PEERS, SYSTEMS, Go, Node, Python, system_named
 from benchmarks.systems.limit import BATCH, behind
+from benchmarks.systems.ours import HOT, hot_key
 from benchmarks.work import Worker, Workers
 from benchmarks.workloads import all_workloads
 
@@ -261,3 +263,9 @@ def test_awa_is_asked_by_its_tables_what_is_left() -> None:
     asked = system_named("awa")
     assert "ready_entries" in asked.left
     assert "awa.jobs" not in asked.left + asked.count_left
+
+
+def test_the_hot_key_has_two_of_five_jobs_and_the_others_have_as_many_each() -> None:
+    found = Counter(hot_key(number, 10) for number in range(1_000))
+    assert found.pop(HOT) == 400
+    assert sorted(found.values()) == [60] * 10
