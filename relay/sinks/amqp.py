@@ -121,6 +121,9 @@ class AmqpSink:
                 if any(receipt is CONFIRMED for receipt in receipts.values()):
                     return
                 raise SinkUnavailable(self.name, _text(error)) from error
+            except Exception:
+                self.close()  # half a message may have been written
+                raise
 
     def _after_refusal(
         self, error: Any, window: Sequence[Event], receipts: dict[int, Receipt], until: float
@@ -153,7 +156,7 @@ class AmqpSink:
             content_type=content_type,
             delivery_mode=2,
             message_id=event.idempotency_key,
-            timestamp=int(event.created_at.timestamp()),
+            timestamp=max(0, int(event.created_at.timestamp())),  # the protocol knows no time before 1970
             application_headers=headers,
             **properties,
         )

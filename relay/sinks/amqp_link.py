@@ -120,9 +120,10 @@ class AmqpLink:
                 if self.blocked:
                     break
                 content, exchange, key = message(event)
-                self._tag += 1
-                self._waiting[self._tag] = event
+                # The broker counts what it gets: a message that cannot be written down has no number.
+                self._waiting[self._tag + 1] = event
                 self._channel.basic_publish(content, exchange, key, mandatory=True)
+                self._tag += 1
         finally:
             self._cork.release()
 

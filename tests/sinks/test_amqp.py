@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pgqueue.errors import ConfigError
-from relay.event import CONFIRMED, Confirmed, Rejected, Unavailable
+from relay.event import CONFIRMED, Confirmed, Event, Rejected, Unavailable
 from relay.send import send
 from relay.sinks import SinkContext, SinkUnavailable, open_sink
-from tests.sinks.broker_rigs import AmqpRig
+from tests.sinks.broker_rigs import ANSWER_S, AmqpRig
 from tests.sinks.brokers import Rabbit
 from tests.sinks.events import SOURCE, attempt
 from tests.sinks.ordeal import endure, network_faults, restart
@@ -142,6 +143,29 @@ def test_a_full_queue_spends_no_attempt(amqp_rig: AmqpRig) -> None:
     sink.close()
 
 
+def test_a_message_that_cannot_be_written_down_moves_no_confirmation(amqp_rig: AmqpRig) -> None:
+    link, message = full_and_free(amqp_rig)._open(), spoiling(amqp_rig.sink)
+    free, bad = amqp_rig.event(event_type="free"), amqp_rig.event(event_type="bad")
+    with pytest.raises(Exception, match="int"):
+        link.publish([free, bad], message, LATER)
+    events = [amqp_rig.event(event_type=kind) for kind in ("full", "free", "free")]
+    link.publish([free], message, time.monotonic() + ANSWER_S)  # its own and that of the first publish
+    receipts = link.publish(events, message, time.monotonic() + ANSWER_S)
+    link.drop()
+    assert [receipts[event.id] is CONFIRMED for event in events] == [False, True, True]
+
+
+def test_a_connection_with_half_a_message_is_not_used_again(
+    amqp_rig: AmqpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp_rig.sink, "_message", spoiling(amqp_rig.sink))
+    free, bad = amqp_rig.event("order-1"), amqp_rig.event("order-2", event_type="bad")
+    sent = send(amqp_rig.sink, [free, bad], deadline=LATER)
+    assert (sent.confirmed, list(sent.unanswered)) == ([free.id], [bad.id])
+    assert amqp_rig.sink.publish([free]) == [Confirmed()]
+    assert amqp_rig.proxy.connections == 3
+
+
 def test_a_memory_alarm_makes_the_broker_away_and_nothing_hangs(
     amqp_rig: AmqpRig, low_memory: Rabbit
 ) -> None:
@@ -266,6 +290,33 @@ def test_nothing_is_lost_or_inverted_under_network_faults_and_a_killed_server(
 def sink_at(rig: AmqpRig, options: str) -> Any:
     """Return a sink for another place of the same server."""
     return open_sink(f"amqp://127.0.0.1:{rig.broker.port}?{options}", SinkContext(source=SOURCE))
+
+
+def full_and_free(rig: AmqpRig) -> Any:
+    """Declare a queue that takes nothing more and one that takes all; return a sink that reaches each by its name."""
+    rig.declare(f"{rig.name}-full", kind="classic", max_length=1, overflow="reject-publish")
+    rig.declare(f"{rig.name}-free", kind="classic")
+    with rig.channel() as channel:
+        channel.queue_unbind(rig.name, rig.name, "#")
+        for kind in ("full", "free"):
+            channel.queue_bind(f"{rig.name}-{kind}", rig.name, kind)
+    sink = rig.open(direct=True)
+    eventually(lambda: isinstance(sink.publish([rig.event(event_type="full")])[0], Unavailable))
+    sink.close()
+    return sink
+
+
+def spoiling(sink: Any) -> Any:
+    """Return what makes messages, those of type `bad` with a property that no bytes stand for."""
+    sound = sink._message
+
+    def message(event: Event) -> Any:
+        made = sound(event)
+        if event.event_type == "bad":
+            made[0].properties["timestamp"] = -1
+        return made
+
+    return message
 
 
 def bind_only(rig: AmqpRig, pattern: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from datetime import datetime
 
+import msgspec
 import pytest
 
 from relay.event import Confirmed, Event, Held, Receipt, Rejected, Unavailable, attributes
@@ -88,6 +90,14 @@ def test_any_json_payload_arrives_as_it_was(rig: Rig, payload: str) -> None:
 def test_any_aggregate_id_arrives_as_it_was(rig: Rig, aggregate: str) -> None:
     assert publish(rig, [rig.event(aggregate)]) == [Confirmed()]
     assert rig.arrived()[0].aggregate == aggregate
+
+
+@pytest.mark.parametrize("at", ["0001-01-03T00:00:00", "1969-12-31T23:00:00", "9999-12-29T00:00:00"])
+def test_an_event_of_any_time_that_the_relay_reads_arrives_with_it(rig: Rig, at: str) -> None:
+    odd = msgspec.structs.replace(rig.event("order-1"), created_at=datetime.fromisoformat(f"{at}Z"))
+    assert publish(rig, [odd, rig.event("order-2")]) == [Confirmed()] * 2
+    times = [a.context["time"] for a in rig.arrived() if a.key == odd.idempotency_key]
+    assert times == [f"{at}.000000Z"]
 
 
 def test_a_megabyte_arrives_or_what_the_broker_takes_at_most(rig: Rig) -> None:
