@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from pgqueue.errors import ConfigError
-from relay.event import CONFIRMED, HELD, Event, Receipt, Rejected, Unavailable
-from relay.sinks import Sink, SinkContext, SinkUnavailable, open_sink
+from relay.event import CONFIRMED, HELD, Confirmed, Event, Receipt, Rejected, Unavailable
+from relay.sinks import Sink, SinkContext, SinkUnavailable, open_sink, pinned
 from tests.sinks.conftest import SECRET, SOURCE, Made
 from tests.sinks.receiver import OK, Answer, Receiver
 
@@ -196,6 +197,103 @@ def test_a_kept_connection_that_the_receiver_ended_is_not_used_again() -> None:
             assert one(sink, event) == CONFIRMED
             assert bare.ended.acquire(timeout=60)
         sink.close()
+
+
+class Endless:
+    """Takes connections, answers each request with a beginning, and then the same piece again and again."""
+
+    def __init__(self, beginning: bytes, piece: bytes, pause: float) -> None:
+        self.beginning = beginning
+        self.piece = piece
+        self.pause = pause
+        self.over = threading.Event()
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Sink:
+        self.thread.start()
+        return open_sink(
+            f"http://127.0.0.1:{self.listening.getsockname()[1]}/events",
+            SinkContext(source=SOURCE, allow_private=True, parallel=1),
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join(60)
+        self.listening.close()
+
+    def _serve(self) -> None:
+        connection, _ = self.listening.accept()
+        with connection, contextlib.suppress(OSError):
+            while b"{}" not in connection.recv(65_536):
+                pass
+            connection.sendall(self.beginning)
+            while not self.over.wait(self.pause):
+                connection.sendall(self.piece)
+
+
+def in_the_end(sink: Sink, event: Event) -> Receipt | None:
+    """Publish one event; None if there is no end of it."""
+    receipts: list[Receipt] = []
+    publishing = threading.Thread(target=lambda: receipts.append(one(sink, event)), daemon=True)
+    publishing.start()
+    publishing.join(60)
+    return receipts[0] if receipts else None
+
+
+@pytest.mark.parametrize(
+    ("beginning", "piece"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nx: ", b"a"),
+        (b"HTTP/1.1 500 Oh\r\ntransfer-encoding: chunked\r\n\r\n", b"0"),
+    ],
+    ids=["continue", "header", "chunk size"],
+)
+def test_a_receiver_that_dribbles_for_ever_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes, piece: bytes
+) -> None:
+    monkeypatch.setattr(pinned, "ANSWER_S", 0.5)
+    with Endless(beginning, piece, 0.05) as sink:
+        assert isinstance(in_the_end(sink, Made().event()), Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "piece", "receipt"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, Unavailable),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n" * 100, Confirmed),
+    ],
+    ids=["continue", "trailer"],
+)
+def test_an_answer_that_never_ends_is_read_in_part(
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes, piece: bytes, receipt: type[Receipt]
+) -> None:
+    monkeypatch.setattr(pinned, "ANSWER_S", 600.0)
+    with Endless(beginning, piece, 0) as sink:
+        assert isinstance(in_the_end(sink, Made().event()), receipt)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_host_that_does_not_answer_to_a_connection_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Over http the queue of connections is full, over https one is taken and nothing is said."""
+    monkeypatch.setattr(pinned, "CONNECT_S", 0.5)
+    monkeypatch.setattr(pinned, "resolve", lambda *_, **__: ["127.0.0.1"] * 200)
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0 if scheme == "http" else 500)
+        for _ in range(3 if scheme == "http" else 0):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        url = f"{scheme}://127.0.0.1:{listening.getsockname()[1]}/events"
+        sink = open_sink(url, SinkContext(source=SOURCE, allow_private=True, parallel=1))
+        receipt = in_the_end(sink, Made().event())
+    assert isinstance(receipt, Unavailable)
+    assert "cannot reach" in receipt.reason
 
 
 @pytest.mark.parametrize(
