@@ -17,16 +17,20 @@ PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One page of the outbox in id order: its last id, its size, how many rows of it went."""
+    """One page of the outbox in id order: its last id, its size, how many rows of it went.
+
+    `young`: one that stayed was written so lately that nothing behind it is old enough, whatever waits before it.
+    """
 
     last: int | None
     size: int
     gone: int
+    young: bool
 
     @property
     def more(self) -> bool:
-        """Tell whether the next page may hold something old: this one was full, and something went."""
-        return self.size == PAGE and self.gone > 0
+        """Tell whether the next page may hold something old, and this one can be left behind."""
+        return self.size == PAGE and not self.young
 
 
 def turn(handle: Any) -> bool:
@@ -40,5 +44,5 @@ def prune(handle: Any, *, cursor: int, keep: timedelta) -> Page:
 
 
 def _page(rows: Sequence[Row]) -> Page:
-    last, size, gone = rows[0]
-    return Page(last=last, size=size, gone=gone)
+    last, size, gone, young = rows[0]
+    return Page(last=last, size=size, gone=gone, young=young)

@@ -31,7 +31,8 @@ LOOP: Final = "upkeep"
 LOOK_S: Final = 0.2
 PRUNE_EVERY_S: Final = 60.0
 PRUNE_FOR_S: Final = 1.0
-FROM_THE_START_S: Final = 86_400.0
+#: Events that were parked or waited when their page was pruned, and were published since, are looked for so often.
+FROM_THE_START_S: Final = 3_600.0
 
 _SESSION = (
     "SET statement_timeout = '10s'",

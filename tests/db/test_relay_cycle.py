@@ -387,6 +387,42 @@ def test_prune_works_in_pages(conn: Connection) -> None:
     assert (second.gone, second.more) == (10, False)
 
 
+def test_prune_goes_on_behind_a_page_of_which_nothing_may_go(conn: Connection) -> None:
+    fill(conn, PAGE)
+    conn.execute(
+        "UPDATE pgqueue.outbox SET created_at = now() - interval '9 days', parked_at = now(), last_error = 'x'"
+    )
+    page = prune(conn, cursor=0, keep=timedelta(days=7))
+    assert (page.gone, page.more) == (0, True)
+
+
+@pytest.mark.parametrize("published", ["now()", "NULL"])
+def test_prune_stays_at_a_page_with_an_event_that_was_written_lately(
+    conn: Connection, published: str
+) -> None:
+    fill(conn, PAGE)
+    conn.execute(
+        "UPDATE pgqueue.outbox"
+        " SET created_at = now() - interval '9 days', published_at = now() - interval '8 days'"
+    )
+    conn.execute(
+        f"UPDATE pgqueue.outbox SET created_at = now() - interval '6 days', published_at = {published}"
+        " WHERE id = (SELECT max(id) FROM pgqueue.outbox)"
+    )
+    page = prune(conn, cursor=0, keep=timedelta(days=7))
+    assert (page.gone, page.more) == (PAGE - 1, False)
+
+
+def test_prune_passes_by_an_old_event_that_was_published_late_and_one_of_the_future(conn: Connection) -> None:
+    fill(conn, PAGE)
+    conn.execute("UPDATE pgqueue.outbox SET created_at = now() - interval '9 days', published_at = now()")
+    conn.execute(
+        "UPDATE pgqueue.outbox SET created_at = 'infinity' WHERE id = (SELECT min(id) FROM pgqueue.outbox)"
+    )
+    page = prune(conn, cursor=0, keep=timedelta(days=7))
+    assert (page.gone, page.more) == (0, True)
+
+
 def test_only_one_relay_prunes_at_a_time(dsn: str, conn: Connection) -> None:
     with psycopg.connect(dsn) as other:
         assert turn(conn)

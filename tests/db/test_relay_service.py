@@ -29,6 +29,7 @@ from relay.events import (
     SinkBack,
     SinkDown,
 )
+from relay.prune import PAGE
 from relay.publish import RejectionPolicy
 from relay.service import Relay
 from relay.sinks.memory import MemorySink
@@ -502,6 +503,26 @@ def test_old_events_are_pruned_while_the_relay_runs(start: Starter, watch: Conne
 
     eventually(pruned)
     assert watch.execute("SELECT count(*) FROM pgqueue.outbox").fetchone() == (0,)
+
+
+def test_events_that_stay_do_not_hide_the_old_ones_behind_them(start: Starter, watch: Connection) -> None:
+    watch.execute(
+        "INSERT INTO pgqueue.outbox (aggregate_id, event_type, payload, created_at, parked_at, last_error)"
+        " SELECT i::text, 'e', '{}', now() - interval '9 days', now(), 'x' FROM generate_series(1, %s) i",
+        [2 * PAGE],
+    )
+    fill(watch, 2 * PAGE + 10)
+    watch.execute(
+        "UPDATE pgqueue.outbox SET created_at = now() - interval '9 days', published_at = now() - interval '8 days'"
+        " WHERE parked_at IS NULL"
+    )
+    relay = start(retention=timedelta(days=7))
+
+    def pruned() -> bool:
+        relay.relay._upkeep._prune_at = 0
+        return watch.execute("SELECT count(*) FROM pgqueue.outbox").fetchone() == (2 * PAGE,)
+
+    eventually(pruned)
 
 
 def test_an_app_without_a_database_waits_for_it(start: Starter, dsn: str) -> None:
