@@ -19,7 +19,7 @@ from relay import Outbox, publishing, upkeep
 from relay.config import RelayConfig
 from relay.cycle import cycle
 from relay.event import Event as OutboxEvent
-from relay.event import Receipt
+from relay.event import Receipt, Unavailable
 from relay.events import (
     EventsDeferred,
     EventsPublished,
@@ -32,6 +32,7 @@ from relay.events import (
 from relay.prune import PAGE
 from relay.publish import RejectionPolicy
 from relay.service import Relay
+from relay.sinks import SinkUnavailable
 from relay.sinks.memory import MemorySink
 from tests.db.relaying import cleared, inversions
 from tests.server import Connection, Server
@@ -356,6 +357,56 @@ def test_an_aggregate_without_an_answer_does_not_stop_the_others(start: Starter,
     muted.clear()
     drained(watch)
     assert [e.id for e in sink.accepted if e.key == "a"] == first[:2]
+
+
+class Later(MemorySink):
+    """A sink that asks to be left alone for so long: for one aggregate, or all in all."""
+
+    def __init__(self, asked: float, *, key: str | None = None, raises: bool = False) -> None:
+        super().__init__()
+        self.asked = asked
+        self.key = key
+        self.raises = raises
+
+    def publish(self, events: Sequence[OutboxEvent]) -> Sequence[Receipt]:
+        """Refuse for the moment."""
+        if self.raises:
+            raise SinkUnavailable(self.name, "later", retry_after=self.asked)
+        receipts = super().publish([event for event in events if self.key not in (None, event.key)])
+        accepted = iter(receipts)
+        return [
+            Unavailable("later", self.asked) if self.key in (None, event.key) else next(accepted)
+            for event in events
+        ]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize(("asked", "waits"), [(200.0, 200.0), (10_000.0, 300.0)])
+def test_a_sink_is_left_alone_for_as_long_as_it_asks_up_to_five_minutes(
+    start: Starter, watch: Connection, asked: float, waits: float, raises: bool
+) -> None:
+    relay = start(Later(asked, raises=raises))
+    add(watch, "a", "b")
+    eventually(lambda: relay.heard(SinkDown))
+    assert [down.retry_in for down in relay.heard(SinkDown)] == [waits]
+
+
+@pytest.mark.parametrize(("asked", "waits"), [(200.0, 200), (10_000.0, 300)])
+def test_an_event_waits_for_as_long_as_the_sink_asks_up_to_five_minutes_while_others_go(
+    start: Starter, watch: Connection, asked: float, waits: int
+) -> None:
+    relay = start(Later(asked, key="a"), rejection=RejectionPolicy(base=0.1, cap=0.2))
+    late, *_ = add(watch, "a", "a", *[f"b{n}" for n in range(20)])
+    eventually(lambda: unpublished(watch) == 2)
+    seconds = eventually(
+        lambda: watch.execute(
+            "SELECT extract(epoch FROM next_attempt_at - clock_timestamp())::int FROM pgqueue.outbox"
+            " WHERE id = %s AND next_attempt_at IS NOT NULL",
+            [late],
+        ).fetchone()
+    )
+    assert waits - 100 < int(str(seconds[0])) <= waits
+    assert not relay.heard(SinkDown)
 
 
 class Broken(MemorySink):
