@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from pgqueue.errors import BadOption, ConfigError, PgqueueError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 LAST_ID = 2**63 - 1
+SLOWEST = 1e-6
 _UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -38,17 +40,41 @@ class Duration(click.ParamType[timedelta]):
         return timedelta(seconds=float(found[1]) * _UNIT[found[2] or "s"])
 
 
-class JobId(click.ParamType[int]):
-    """The id of a job: a whole number from 1."""
+class Id(click.ParamType[int]):
+    """An id, `what` it is of: a whole number from `least` to the largest bigint. `where` tells where to find them."""
 
     name = "id"
 
+    def __init__(self, what: str, where: str, *, least: int = 1) -> None:
+        self._what = what
+        self._where = where
+        self._least = least
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value)
-        if not text.isdecimal() or len(text) > 19 or not 0 < int(text) <= LAST_ID:
-            where = "pgqueue jobs list and pgqueue dead list --each show them"
-            self.fail(f"{text[:40]!r} is no job id; {where}", param, ctx)
+        if not text.isdecimal() or len(text) > 19 or not self._least <= int(text) <= LAST_ID:
+            self.fail(f"{text[:40]!r} is no {self._what} id; {self._where}", param, ctx)
         return int(text)
+
+
+class JobId(Id):
+    """The id of a job: a whole number from 1."""
+
+    def __init__(self) -> None:
+        super().__init__("job", "pgqueue jobs list and pgqueue dead list --each show them")
+
+
+class Rate(click.FloatRange):
+    """So many a second; 0 is as fast as it goes."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate = float(super().convert(value, param, ctx))
+        if rate and not SLOWEST <= rate < math.inf:
+            self.fail(f"{value} is no rate; write how many a second, 0.5 or 500, or 0", param, ctx)
+        return rate
 
 
 def load_app(path: str) -> App:

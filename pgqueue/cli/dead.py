@@ -15,7 +15,7 @@ import psycopg
 
 from pgqueue import dead
 from pgqueue.cli import Failure, Group, dsn_option, option
-from pgqueue.cli._app import JobId
+from pgqueue.cli._app import JobId, Rate
 from pgqueue.cli._filter import filter_of, filter_options
 from pgqueue.cli._payload import checked
 from pgqueue.cli._session import opened
@@ -53,7 +53,7 @@ def _move_options(function: Any) -> Any:
                 help="Jobs at most, the lowest ids first.",
             ),
             option(
-                "--rate", type=click.FloatRange(0), default=dead.RATE, show_default=True, env="PGQUEUE_DEAD_RATE",
+                "--rate", type=Rate(), default=dead.RATE, show_default=True, env="PGQUEUE_DEAD_RATE",
                 help="Jobs a second; 0: as fast as it goes.",
             ),
         )

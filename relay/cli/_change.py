@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import click
 
 from pgqueue.cli import database
+from pgqueue.cli._app import Id
 from pgqueue.connection import execute
 from pgqueue.dsn import connect
 from pgqueue.schema_version import require_schema
 from pgqueue.statement import Statement
+
+EVENT_ID: Final = Id("event", "outbox-relay parked shows those in trouble")
 
 Verb = Callable[[Sequence[int]], Statement[list[int]]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pgqueue.cli import Command, database, dsn_option
+from pgqueue.cli._app import Id
 from pgqueue.connection import execute
 from pgqueue.dsn import connect
 from pgqueue.schema_version import require_schema
@@ -16,7 +17,13 @@ REASON = 160
 @click.command(cls=Command)
 @dsn_option
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Rows at most.")
-@click.option("--after", type=int, default=0, show_default=True, help="Only ids above this one.")
+@click.option(
+    "--after",
+    type=Id("event", "0 is before the first", least=0),
+    default=0,
+    show_default=True,
+    help="Only ids above this one.",
+)
 def command(dsn: str | None, limit: int, after: int) -> None:
     """List events that are parked or wait, oldest first."""
     with database(dsn) as url, connect(url) as conn:

@@ -11,6 +11,7 @@ import click
 import psycopg
 
 from pgqueue.cli import Command, Failure, database, dsn_option, option
+from pgqueue.cli._app import Id, Rate
 from pgqueue.cli._filter import Moment
 from pgqueue.cli._table import clean, print_json
 from pgqueue.connection import execute
@@ -38,11 +39,14 @@ Connection = psycopg.Connection[Any]
 @click.option("--to", "until", type=Moment(), help="Only what was written before.")
 @click.option("--all", "everything", is_flag=True, help="All of history.")
 @option(
-    "--rate", type=click.FloatRange(0), default=RATE, show_default=True, env="OUTBOX_REPLAY_RATE",
+    "--rate", type=Rate(), default=RATE, show_default=True, env="OUTBOX_REPLAY_RATE",
     help="Events a second; 0: as fast as it goes.",
 )  # fmt: skip
 @click.option(
-    "--resume", type=click.IntRange(1), metavar="REPLAY", help="Go on with a replay that was stopped."
+    "--resume",
+    type=Id("replay", "a replay that is stopped says its own"),
+    metavar="REPLAY",
+    help="Go on with a replay that was stopped.",
 )
 @click.option(
     "--new", "anew", is_flag=True, help="Begin anew although one of the same type and aggregate was stopped."

@@ -196,6 +196,8 @@ def test_without_options_a_hundred_go_at_fifty_a_second(
         (["discard", "--yes"], "name ids or a filter"),
         (["replay", "7", "--all"], "--all goes without ids and filters"),
         (["replay", "x"], "'x' is no job id"),
+        (["replay", "--all", "--yes", "--rate", "nan"], "nan is no rate"),
+        (["discard", "--all", "--yes", "--rate", "inf"], "inf is no rate"),
         (["replay", "--where", "order"], "'order' is not PATH=VALUE"),
         (["list", "--since", "yesterday"], "neither a moment"),
         (["replay", "--name", "x", "--payload", "{}"], "goes with the id of one job"),

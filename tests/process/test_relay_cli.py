@@ -361,6 +361,31 @@ def test_a_missing_sink_or_a_wrong_duration_is_a_usage_error(dsn: str) -> None:
     assert "7d" in wrong.stderr
 
 
+LARGE = "99999999999999999999"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["retry", LARGE],
+        ["skip", "1", LARGE],
+        ["skip", "0"],
+        ["parked", "--after", LARGE],
+        ["replay", "--resume", LARGE],
+        ["replay", "--all", "--yes", "--rate", "nan"],
+        ["replay", "--all", "--yes", "--rate", "inf"],
+        ["replay", "--all", "--yes", "--rate", "1e-300"],
+    ],
+)
+def test_a_number_that_cannot_be_is_a_usage_error_and_nothing_is_begun(
+    dsn: str, writer: Connection, args: list[str]
+) -> None:
+    done = run(dsn, *args)
+    assert done.exit_code == 2
+    assert f"{args[-1]}" in done.stderr
+    assert writer.execute("SELECT count(*) FROM pgqueue.outbox_replay").fetchone() == (0,)
+
+
 def test_help_shows_the_options_of_the_service_and_the_commands() -> None:
     text = run(None, "--help").stdout
     for param in service.params:
