@@ -29,7 +29,8 @@ settings.register_profile("suite", deadline=None)  # no test depends on how fast
 settings.load_profile("suite")
 
 KEPT = {"PGQUEUE_TEST_DSN", "PGQUEUE_CI", "PGQUEUE_CHAOS", "PGQUEUE_RABBITMQ_ROOT"}
-BROKER = "broker:"
+#: How the reason of a skip begins that has no place where every broker and server is there.
+LACKING = ("broker:", "server:")
 
 
 def container(stack: ExitStack, version: str) -> str:
@@ -131,9 +132,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn a skip for want of a broker into a failure where every broker has to be there."""
+    """Turn a skip for want of a broker or server into a failure where each has to be there."""
     report = yield
-    reason = missing_broker(report)
+    reason = lacking(report)
     if reason:
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: {reason}"
@@ -146,16 +147,16 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Do the same for a module that skips itself as a whole."""
     report = yield
-    reason = missing_broker(report)
+    reason = lacking(report)
     if reason:
         report.outcome = "failed"
         report.longrepr = f"{collector.nodeid}: {reason}"
     return report
 
 
-def missing_broker(report: pytest.TestReport | pytest.CollectReport) -> str | None:
-    """Return the reason of a skip for want of a broker, where PGQUEUE_CI asks for all of them."""
+def lacking(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    """Return the reason of a skip for want of a broker or server, where PGQUEUE_CI asks for all of them."""
     if not (os.environ.get("PGQUEUE_CI") and report.skipped and isinstance(report.longrepr, tuple)):
         return None
     reason = report.longrepr[2].removeprefix("Skipped: ")
-    return reason if reason.startswith(BROKER) else None
+    return reason if reason.startswith(LACKING) else None

@@ -104,7 +104,7 @@ def test_a_prepared_transaction_that_was_forgotten_is_named(
     monkeypatch.setattr("pgqueue.doctor.OLD_SNAPSHOT_S", -1.0)
     with psycopg.connect(dsn, autocommit=True) as other:
         if other.execute("SHOW max_prepared_transactions").fetchone() == ("0",):
-            pytest.skip("this server takes no prepared transactions")
+            pytest.skip("server: max_prepared_transactions is 0")
         other.execute("BEGIN")
         other.execute("SELECT pg_current_xact_id()")
         other.execute("PREPARE TRANSACTION 'forgotten'")

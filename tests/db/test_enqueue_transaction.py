@@ -214,7 +214,7 @@ def test_a_database_whose_default_is_serializable_takes_jobs(other: Connection, 
 def test_a_two_phase_transaction_commits_its_job_with_notify_off(other: Connection, shop: str) -> None:
     setting = other.execute("SELECT current_setting('max_prepared_transactions')").fetchone()
     if setting == ("0",):
-        pytest.skip("the server has max_prepared_transactions = 0")
+        pytest.skip("server: max_prepared_transactions is 0")
     other.execute("SELECT setval(('pgqueue.idle_' || pgqueue.bucket('default'))::regclass, 4102444800000)")
     other.commit()
     with psycopg.connect(shop) as conn:

@@ -307,7 +307,7 @@ def test_an_id_drawn_before_its_transaction_has_an_id_of_its_own_is_waited_for(
 def test_a_prepared_transaction_counts_as_open_to_its_end(relay_at: Maker, writers: list[Connection]) -> None:
     late, early, *_ = writers
     if late.execute("SHOW max_prepared_transactions").fetchone() == ("0",):
-        pytest.skip("max_prepared_transactions is 0")
+        pytest.skip("server: max_prepared_transactions is 0")
     relay = relay_at()
     late.rollback()
     late.autocommit = True

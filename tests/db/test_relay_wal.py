@@ -47,7 +47,7 @@ def decoding(server: Server) -> Iterator[str]:
             upgrade(dsn)
             yield dsn
     except EmbeddedUnavailable as error:
-        pytest.skip(f"no server with wal_level = logical: {error}")
+        pytest.skip(f"server: none with wal_level = logical: {error}")
 
 
 def forget(conn: Connection) -> None:

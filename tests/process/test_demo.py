@@ -32,7 +32,7 @@ def embedded_is_here() -> bool:
     return True
 
 
-needs_embedded = pytest.mark.skipif(not embedded_is_here(), reason="no embedded server for this system")
+needs_embedded = pytest.mark.skipif(not embedded_is_here(), reason="server: none is embedded for this system")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def wheel() -> Binaries:
     try:
         return installed()
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
 
 
 @pytest.fixture

@@ -313,7 +313,7 @@ def test_an_embedded_database_is_started_migrated_and_gone_again() -> None:
     try:
         installed()
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
     done = run("migrate", "--dsn", "embedded:")
     assert (done.code, done.out) == (0, f"the schema went from none to {REVISION}\n"), done.err
 
@@ -322,5 +322,5 @@ def test_an_embedded_database_in_a_place_that_cannot_be_is_one_line() -> None:
     try:
         installed()
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
     assert "name a folder" in fails("migrate", "--dsn", "embedded:/proc/nowhere")

@@ -137,7 +137,7 @@ def own(fleet: Fleet) -> Iterator[Embedded]:
         server = Embedded(settings=FAST)
         server.start()
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
     with server:
         fleet.dsn = server.dsn()
         upgrade(fleet.dsn)

@@ -122,7 +122,7 @@ def test_relays_survive_a_crash_of_the_database(log: Path, start: Starter) -> No
         server = Embedded(settings=FAST | {"fsync": "off", "synchronous_commit": "on"})
         server.start()
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
     try:
         dsn = server.dsn()
         upgrade(dsn)

@@ -37,7 +37,7 @@ def dsn() -> Iterator[str]:
             upgrade(own.dsn())
             yield own.dsn()
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
 
 
 def status(conn: Connection) -> object:

@@ -99,7 +99,7 @@ def test_an_old_transaction_of_another_database_holds_nothing_up(
         assert row is not None
         if prepared:
             if elsewhere.execute("SHOW max_prepared_transactions").fetchone() == ("0",):
-                pytest.skip("max_prepared_transactions is 0")
+                pytest.skip("server: max_prepared_transactions is 0")
             elsewhere.execute("CREATE TABLE public.forgotten ()")
             elsewhere.execute("PREPARE TRANSACTION 'forgotten'")
         try:
@@ -176,7 +176,7 @@ def test_a_restored_dump_in_a_new_cluster_is_published_though_its_transaction_id
             assert [id_ for _, id_ in relay.log] == [*left, *more]
             assert more[0] > max(done + left)
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
 
 
 def outbox_of(conn: Connection, *aggregates: str) -> list[int]:
