@@ -174,7 +174,7 @@ def test_a_job_in_hand_is_not_begun_again_where_a_crash_of_postgres_undid_its_cl
         server = Embedded(settings=FAST | {"wal_writer_delay": "10s"})
         server.start()
     except EmbeddedUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(f"server: {error}")
     with server:
         fleet.dsn = server.dsn()
         upgrade(fleet.dsn)
