@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psycopg
 
 from pgqueue.app import App
 from pgqueue.cli import raised
+from pgqueue.connection import execute
+from pgqueue.declare import declare
+from pgqueue.enqueue import declared
 from pgqueue.errors import BadOption, ConfigError, PgqueueError
+from pgqueue.statement import Row
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 LAST_ID = 2**63 - 1
@@ -99,6 +104,22 @@ def load_app(path: str) -> App:
     if not isinstance(found, App):
         raise ConfigError(f"{path} is {type(found).__name__}, not a pgqueue.App")
     return found
+
+
+def declare_types(conn: psycopg.Connection[Row], app: App) -> None:
+    """Write the app's job types, as a worker does, so that jobs made on `conn` get their queue and policy.
+
+    `conn` is in autocommit mode. Raises ConfigError where its role may not write them and lacks some.
+    """
+    try:
+        execute(conn, declare(kind.policy for kind in app.types.values()))
+    except psycopg.errors.InsufficientPrivilege as error:
+        missing = [name for name in sorted(app.types) if not execute(conn, declared(name))]
+        if missing:
+            raise ConfigError(
+                f"job types are not declared ({', '.join(missing)}), and this role may not declare them: their jobs "
+                "would go to queue default; run pgqueue sync with the rights of a worker, or start a worker, first"
+            ) from error
 
 
 def stop_on_signals(at_once: Callable[[], None] | None = None) -> threading.Event:

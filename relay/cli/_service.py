@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from pgqueue.cli import Command, database, dsn_option, option
-from pgqueue.cli._app import Duration, load_app, stop_on_signals
+from pgqueue.cli._app import Duration, declare_types, load_app, stop_on_signals
 from pgqueue.dsn import connect
 from pgqueue.events import Bus
 from pgqueue.health import keep_file, pages, serve
@@ -235,7 +235,7 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
         )
     if options["source"] in READ_FROM:
         options["read_from"], options["source"] = options["source"], None
-    subscribers = load_app(app).subscribers if app else None
+    loaded = load_app(app) if app else None
     table = routes(sink, options["route"], options["routes"])
     with ExitStack() as stack:
         url = stack.enter_context(database(dsn))
@@ -244,6 +244,10 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
             dbname = conn.info.dbname
             if options["read_from"] == "wal":
                 prepare(conn)
+            if loaded is not None and "queue" in {
+                to.partition(":")[0].lower() for to in table.table.values()
+            }:
+                declare_types(conn, loaded)
         settings = _settings(url, dbname, options)
         context = SinkContext(
             source=settings.source,
@@ -251,7 +255,7 @@ def command(dsn: str | None, sink: str | None, app: str | None, **options: Any) 
             dsn=url,
             parallel=options["parallel"],
             keep=settings.keep,
-            subscribers=subscribers,
+            subscribers=loaded.subscribers if loaded is not None else None,
             secrets=options["webhook_secret"],
             allow_private=options["allow_private"],
         )

@@ -13,7 +13,10 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from pgqueue import App, migrate
-from pgqueue.errors import BadOption, MigrationRefused
+from pgqueue.cli._app import declare_types
+from pgqueue.connection import execute
+from pgqueue.declare import declare
+from pgqueue.errors import BadOption, ConfigError, MigrationRefused
 from pgqueue.migrate import Grant
 from pgqueue.schema_version import require_schema
 from pgqueue.statement import load
@@ -206,6 +209,20 @@ def test_a_relay_may_run_every_statement_of_the_event_half_and_reads_no_job(
         "DELETE FROM pgqueue.job",
         "SELECT payload FROM pgqueue.dead_job",
     ) == []  # fmt: skip
+
+
+def test_a_relay_that_may_not_declare_the_types_of_queue_starts_once_somebody_did(
+    granted: Callable[[str], Connection], conn: Connection
+) -> None:
+    shop = App()
+    shop.on_event("order.placed", queue="stock", name="reserve-stock")(lambda: None)
+    relaying = granted("relay")
+    relaying.autocommit = True
+    with pytest.raises(ConfigError, match=r"reserve-stock.*pgqueue sync"):
+        declare_types(relaying, shop)
+    execute(conn, declare(kind.policy for kind in shop.types.values()))
+    conn.commit()
+    declare_types(relaying, shop)
 
 
 def test_a_reader_sees_the_views_and_no_payload(

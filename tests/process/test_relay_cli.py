@@ -282,21 +282,25 @@ def test_rejected_events_are_shown_retried_and_skipped(start: Starter, dsn: str,
         assert f"parked outbox:{first} attempt=1: HTTP 422: no such customer" in err
 
 
-def test_the_queue_sink_enqueues_for_the_subscribers_of_an_app(
-    start: Starter, writer: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "options", [["--sink", "queue:"], ["--sink", "stdout:", "--route", "order.*=QUEUE:"]]
+)
+def test_the_queue_sink_enqueues_for_the_subscribers_of_an_app_under_their_policy(
+    options: list[str], start: Starter, writer: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shopjobs.py").write_text(
         "from pgqueue import App\n"
         "app = App()\n"
-        "@app.on_event('order.placed')\n"
+        "@app.on_event('order.placed', queue='stock', priority=3)\n"
         "def reserve(order: dict) -> None: ...\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path.cwd()}")
     add(writer, "a")
-    start("shopjobs:app", "--sink", "queue:")
+    writer.execute("DELETE FROM pgqueue.job_type")
+    start("shopjobs:app", *options)
     eventually(lambda: published(writer) == 1)
-    rows = writer.execute("SELECT name, key, payload FROM pgqueue.job").fetchall()
-    assert rows == [("order.placed/reserve", "a", {"n": 0})]
+    rows = writer.execute("SELECT name, key, payload, queue, priority FROM pgqueue.job").fetchall()
+    assert rows == [("order.placed/reserve", "a", {"n": 0}, "stock", 3)]
 
 
 @pytest.mark.parametrize(
