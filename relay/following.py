@@ -5,6 +5,9 @@ in the table, and only then the log is confirmed: so a parked event holds no log
 marked and loses nothing. An aggregate with an event that was not confirmed is left: its events are read from the table,
 in id order, until it has none, and from then on come from the log again.
 
+Once a minute the table is looked at for what the log did not tell: an event whose mark somebody cleared, or that was
+written while there was no publication.
+
 Only one relay reads the log at a time; others wait for its slot.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -24,8 +28,19 @@ from relay import partitions, publish
 from relay.cycle import Connection
 from relay.event import Event
 from relay.publish import Trouble
-from relay.publishing import Publishing
-from relay.wal import Heard, Stream, committing, prepare, present
+from relay.publishing import LOOK_FROM_ZERO_S, Publishing
+from relay.wal import (
+    PUBLICATION,
+    Heard,
+    Stream,
+    StreamEnded,
+    committing,
+    forget,
+    has_publication,
+    place,
+    prepare,
+    present,
+)
 
 PARTS: Final = 32_767
 LOOK_S: Final = 0.25
@@ -33,10 +48,24 @@ LEFT_EVERY_S: Final = 0.5
 VISIBLE_S: Final = 0.005
 
 
+@dataclass(slots=True, kw_only=True)
+class _Untold:
+    """A look for what the log did not tell, up to the id `upto`, a page of unpublished events at a time.
+
+    Once the log is dealt with up to `place`, where it ended after the page was read, it tells of no event of the page.
+    """
+
+    floors: dict[int, int]
+    upto: int
+    ids: list[int] = field(default_factory=list)
+    place: int = 0
+
+
 class Following(Publishing):
     """One loop on two connections: one to the table, one that streams."""
 
     _left: dict[str, int]
+    _untold: _Untold | None
 
     def _work(self, conn: Connection) -> None:
         config = self.config
@@ -45,20 +74,28 @@ class Following(Publishing):
         self._left = {}
         self._rebalance_at = left_at = 0.0
         slot = prepare(conn)
-        with Stream(config.dsn, f"{config.name} wal", slot) as stream:
-            if (seconds := self._database.over()) is not None:
-                self._bus.emit(LoopRecovered(loop="publish", seconds=seconds))
-            self._own(conn)
-            self._backlog(conn, stream)
-            while not self._stop.is_set():
-                self.progress = now = time.monotonic()
+        try:
+            with Stream(config.dsn, f"{config.name} wal", slot) as stream:
+                if (seconds := self._database.over()) is not None:
+                    self._bus.emit(LoopRecovered(loop="publish", seconds=seconds))
                 self._own(conn)
-                if now >= left_at:
-                    left_at = now + LEFT_EVERY_S
-                    self._publish_left(conn, stream)
-                heard = stream.next(config.batch, LOOK_S)
-                if not heard or self._publish_new(conn, stream, heard):
-                    stream.confirm()
+                self._backlog(conn, stream)
+                self._untold = None
+                self._zero_at = time.monotonic() + LOOK_FROM_ZERO_S
+                while not self._stop.is_set():
+                    self.progress = now = time.monotonic()
+                    self._own(conn)
+                    if now >= left_at:
+                        left_at = now + LEFT_EVERY_S
+                        self._publish_left(conn, stream)
+                    heard = stream.next(config.batch, LOOK_S)
+                    if not heard or self._publish_new(conn, stream, heard):
+                        stream.confirm()
+                    self._publish_untold(conn, stream, slot)
+        except StreamEnded as ended:
+            if ended.unreadable:
+                execute(conn, forget(slot))
+            raise
 
     def _own(self, conn: Connection) -> None:
         """Stand in the table as the relay of every partition that is free, for people and for other relays."""
@@ -124,6 +161,35 @@ class Following(Publishing):
         self._left = {key: part for key, part in before.items() if key in waiting}
         done = self._deliver(conn, stream, mine)
         self._left |= {key: part for key, part in before.items() if not done or counts[part] >= n}
+
+    def _publish_untold(self, conn: Connection, stream: Stream, slot: str) -> None:
+        """Go on with the look for what the log did not tell, or begin one when its time has come."""
+        look = self._untold
+        if look is None:
+            if time.monotonic() < self._zero_at:
+                return
+            if not execute(conn, has_publication()):
+                problem = (
+                    f"publication {PUBLICATION} is gone; it is made again, and what was missed is published"
+                )
+                raise StreamEnded(slot, problem)
+            upto, _ = execute(conn, publish.last())
+            share = execute(conn, partitions.share())
+            look = self._untold = _Untold(floors=dict.fromkeys(range(share.partitions), 0), upto=upto)
+        elif stream.confirmed < look.place:
+            return
+        events, trouble = self._read(conn, look.ids)
+        self._leave(trouble)
+        if not self._deliver(conn, stream, sorted(events, key=lambda event: event.id)):
+            return
+        read = execute(conn, publish.read(look.floors, self.config.batch))
+        page = [event for event in read if event.id <= look.upto]
+        look.ids = [event.id for event in page]
+        look.floors |= {event.part: event.id for event in page}
+        look.place = execute(conn, place())
+        if not page:
+            self._untold = None
+            self._zero_at = time.monotonic() + LOOK_FROM_ZERO_S
 
     def _deliver(self, conn: Connection, stream: Stream, events: Sequence[Event]) -> bool:
         """Publish events until each is confirmed, or its aggregate is left; all of it is in the table then.

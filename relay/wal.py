@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import psycopg
-from psycopg.pq import ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus
 
 from pgqueue.connection import execute
 from pgqueue.dsn import connect as connect_to
@@ -27,6 +27,8 @@ _SQL = load("relay", "wal")
 
 PUBLICATION: Final = "pgqueue_outbox"
 STATUS_EVERY_S: Final = 5.0
+#: SQLSTATE where decoding comes to an event that was written while there was no publication.
+UNDEFINED_OBJECT: Final = b"42704"
 #: Microseconds from 1970 to 2000, where the clock of the protocol begins.
 EPOCH_US: Final = 946_684_800_000_000
 
@@ -40,15 +42,22 @@ class Heard:
 
 
 class StreamEnded(PgqueueError):
-    """The server ended the stream, or did not begin it (another relay may have it)."""
+    """The server ended the stream, or did not begin it (another relay may have it).
 
-    def __init__(self, slot: str, problem: str) -> None:
+    `unreadable`: the slot is of no use any more, for the log holds events of a time without publication.
+    """
+
+    def __init__(self, slot: str, problem: str, *, unreadable: bool = False) -> None:
         self.slot = slot
+        self.unreadable = unreadable
         super().__init__(f"replication slot {slot}: {problem}; the relay keeps trying")
 
 
 def prepare(conn: psycopg.Connection[Row]) -> str:
     """Make publication and slot unless they are there, a slot that was given up anew; return the slot's name.
+
+    A slot older than the publication is made anew too: servers before 18 cannot decode what was written without one.
+    What such a slot would have told is read from the table.
 
     `conn` is in autocommit mode. Raises ConfigError where the server cannot decode, or the role may not.
     """
@@ -59,11 +68,12 @@ def prepare(conn: psycopg.Connection[Row]) -> str:
             "restart the server, or use --read-from table"
         )
     try:
-        if not execute(conn, Statement(_SQL["has_publication"], {}, scalar)):
+        if not execute(conn, has_publication()):
+            execute(conn, forget(slot))
             execute(conn, Statement(_SQL["publication"], {}, nothing))
         states: list[bool] = execute(conn, Statement(_SQL["slot_state"], {"slot": slot}, column))
-        if states == [False]:  # the server gave it up; what it would have told is read from the table
-            execute(conn, Statement(_SQL["forget_slot"], {"slot": slot}, nothing))
+        if states == [False]:  # the server gave it up
+            execute(conn, forget(slot))
         if states != [True]:
             execute(conn, Statement(_SQL["slot"], {"slot": slot}, nothing))
     except psycopg.errors.InsufficientPrivilege as error:
@@ -72,6 +82,21 @@ def prepare(conn: psycopg.Connection[Row]) -> str:
             "TABLE pgqueue.outbox (id) WITH (publish = 'insert'), and the relay's role needs the attribute REPLICATION"
         ) from error
     return slot
+
+
+def has_publication() -> Statement[bool]:
+    """Tell whether the publication is there; without it the log tells of no event."""
+    return Statement(_SQL["has_publication"], {}, scalar)
+
+
+def forget(slot: str) -> Statement[None]:
+    """Remove a slot that is of no use, unless somebody reads it."""
+    return Statement(_SQL["forget_slot"], {"slot": slot}, nothing)
+
+
+def place() -> Statement[int]:
+    """Read where the log ends: whatever an earlier snapshot sees was committed before."""
+    return Statement(_SQL["place"], {}, scalar)
 
 
 def present(ids: Sequence[int]) -> Statement[list[int]]:
@@ -129,7 +154,7 @@ class Stream:
                 self._take(bytes(data), found)
                 continue
             if size < 0:
-                raise StreamEnded(self._slot, "the server ended the stream")
+                raise self._ended()
             left = until - time.monotonic()
             if found or left <= 0:
                 break
@@ -138,6 +163,11 @@ class Stream:
             self.pump()
         self.pump()
         return found
+
+    @property
+    def confirmed(self) -> int:
+        """How far the log is dealt with, in bytes from its beginning."""
+        return self._confirmed
 
     def confirm(self) -> None:
         """Let the server forget what was handed out so far: all of it is dealt with in the table."""
@@ -171,6 +201,15 @@ class Stream:
             _, _, end, _ = struct.unpack("!bqqq", change[1:26])
             self._seen = max(self._seen, end)
             self._whole = True
+
+    def _ended(self) -> StreamEnded:
+        result = self._line.get_result()
+        problem = b"" if result is None else result.error_message
+        said = " ".join(problem.decode(errors="replace").split())
+        state = None if result is None else result.error_field(DiagnosticField.SQLSTATE)
+        return StreamEnded(
+            self._slot, said or "the server ended the stream", unreadable=state == UNDEFINED_OBJECT
+        )
 
     def _tell(self) -> None:
         clock = time.time_ns() // 1000 - EPOCH_US

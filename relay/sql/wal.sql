@@ -15,12 +15,16 @@ CREATE PUBLICATION pgqueue_outbox FOR TABLE pgqueue.outbox (id) WITH (publish = 
 SELECT s.wal_status IS DISTINCT FROM 'lost' FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %(slot)s::name
 
 -- name: forget_slot
--- Removes a slot that is of no use any more.
-SELECT pg_catalog.pg_drop_replication_slot(%(slot)s::name)
+-- Removes a slot that is of no use any more, unless somebody reads it.
+SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %(slot)s::name AND NOT s.active
 
 -- name: slot
 -- From now on the server keeps its WAL until the relay has seen it.
 SELECT pg_catalog.pg_create_logical_replication_slot(%(slot)s::name, 'pgoutput') IS NOT NULL
+
+-- name: place
+-- Where the log ends, in bytes from its beginning.
+SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint
 
 -- name: present
 -- Which of these rows this snapshot sees.

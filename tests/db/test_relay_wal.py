@@ -340,6 +340,81 @@ def test_a_transaction_of_more_events_than_a_batch_is_published_in_pieces(
     assert [id_ for _, id_ in relay.log] == ids
 
 
+def follows(relay: Started) -> bool:
+    """Tell whether the relay is through with what was there before: from now on it hears of events by the log."""
+    return relay.relay._publishing._zero_at > 0
+
+
+def looked(relay: Started, conn: Connection) -> bool:
+    """Let the relay look at the table now, not within a minute; tell whether nothing is left to publish."""
+    relay.relay._publishing._zero_at = 0.0
+    return unpublished(conn) == 0
+
+
+def test_events_whose_mark_was_cleared_are_published_again_in_order_within_a_minute(
+    start: Starter, writer: Connection
+) -> None:
+    relay = start(batch=64)
+    eventually(lambda: follows(relay))
+    ids = add(writer, *[f"k{n % 5}" for n in range(300)])
+    eventually(lambda: unpublished(writer) == 0)
+    del relay.sink.accepted[:]
+    writer.execute("UPDATE pgqueue.outbox SET published_at = NULL")
+    eventually(lambda: looked(relay, writer))
+    assert sorted(id_ for _, id_ in relay.log) == ids
+    assert not inversions(relay.log)
+
+
+def test_a_look_at_the_table_repeats_nothing_that_the_log_is_still_to_tell_and_keeps_its_order(
+    start: Starter, dsn: str, writer: Connection
+) -> None:
+    relay = start(ordered=True)
+    eventually(lambda: follows(relay))
+    relay.sink.away.set()
+    add(writer, "y")
+    eventually(lambda: relay.heard(SinkDown))
+    with psycopg.connect(dsn) as late:
+        first = outbox.add(late, "e", {}, aggregate_id="x")
+        (second,) = add(writer, "x")
+        late.commit()
+    relay.relay._publishing._zero_at = 0.0
+    relay.sink.resume()
+    eventually(lambda: looked(relay, writer))
+    assert [id_ for key, id_ in relay.log if key == "x"] == [second, first]
+
+
+def test_events_written_while_the_publication_is_gone_are_published_and_it_is_made_again(
+    start: Starter, writer: Connection
+) -> None:
+    relay = start()
+    eventually(lambda: follows(relay))
+    writer.execute("DROP PUBLICATION pgqueue_outbox")
+    add(writer, "x")
+    eventually(
+        lambda: looked(relay, writer) and any("publication" in one.error for one in relay.heard(LoopFailed))
+    )
+    eventually(lambda: streams(writer))
+    assert writer.execute("SELECT 1 FROM pg_publication WHERE pubname = 'pgqueue_outbox'").fetchone()
+    add(writer, "x")
+    eventually(lambda: unpublished(writer) == 0)
+
+
+def test_events_written_without_a_publication_that_somebody_made_again_are_published(
+    start: Starter, writer: Connection
+) -> None:
+    relay = start()
+    eventually(lambda: follows(relay))
+    writer.execute("DROP PUBLICATION pgqueue_outbox")
+    ids = add(writer, "x", "y")
+    writer.execute(
+        "CREATE PUBLICATION pgqueue_outbox FOR TABLE pgqueue.outbox (id) WITH (publish = 'insert')"
+    )
+    eventually(lambda: looked(relay, writer))
+    ids += add(writer, "x")
+    eventually(lambda: unpublished(writer) == 0)
+    assert [id_ for key, id_ in relay.log if key == "x"] == [ids[0], ids[2]]
+
+
 def test_the_stream_confirms_only_what_was_handed_out(dsn: str, writer: Connection) -> None:
     slot = prepare(writer)
     ids = add(writer, "x", "x", "x")
