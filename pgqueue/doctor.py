@@ -43,6 +43,26 @@ class Finding:
     remedy: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A replication slot by which a relay follows the log; `held` in bytes, `age` in transactions, None = nothing."""
+
+    name: str
+    active: bool
+    status: str
+    held: int | None
+    age: int | None
+
+    @property
+    def text(self) -> str:
+        """Tell what it does, for people."""
+        what = "active" if self.active else "not active"
+        return (
+            f"{what}, holds {max(0, self.held or 0) / 2**20:.1f} MiB of log ({self.status}) and dead rows of the "
+            f"catalogs for {self.age or 0} transactions"
+        )
+
+
 Findings = Iterator[Finding]
 
 
@@ -59,6 +79,7 @@ def checkup(handle: Any) -> list[Finding]:
     for check, query, judge in _CHECKS:
         rows = execute(handle, Statement(query, {}, table))
         found += list(judge(rows)) or [Finding(check=check, level="ok", text="")]
+    found += list(_slots(handle)) or [Finding(check="slots", level="ok", text="")]
     found += list(_workers(handle)) or [Finding(check="workers", level="ok", text="")]
     found += list(_dead(handle)) or [Finding(check="dead letters", level="ok", text="")]
     return found
@@ -269,6 +290,26 @@ def _batches(rows: Sequence[Row]) -> Findings:
             f"the completion job of batch {batch_id} cannot be enqueued: {problem}",
             "mend the cause, it is tried again every minute; or do without the job: " + remedy,
         )
+
+
+def slots() -> Statement[list[Slot]]:
+    """Read the replication slots of relays of this database."""
+    return Statement(_SQL["slots"], {}, _read_slots)
+
+
+def _read_slots(rows: Sequence[Row]) -> list[Slot]:
+    return [Slot(name=n, active=a, status=s, held=h, age=age) for n, a, s, h, age in rows]
+
+
+def _slots(handle: Any) -> Findings:
+    for slot in execute(handle, slots()):
+        if not slot.active or slot.status in ("unreserved", "lost"):
+            yield _warning(
+                "slots",
+                f"the relay's replication slot {slot.name!r} is {slot.text}",
+                "start outbox-relay --read-from wal; if that is not wanted any more: SELECT "
+                f"pg_drop_replication_slot('{slot.name}')",
+            )
 
 
 def _workers(handle: Any) -> Findings:

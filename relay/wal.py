@@ -76,6 +76,11 @@ def prepare(conn: psycopg.Connection[Row]) -> str:
             execute(conn, forget(slot))
         if states != [True]:
             execute(conn, Statement(_SQL["slot"], {"slot": slot}, nothing))
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        raise ConfigError(
+            f"--read-from wal: {one_line(error)}; raise max_replication_slots and restart the server, or drop a slot "
+            "that nobody uses (the view pg_replication_slots has them)"
+        ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(
             f"--read-from wal: {one_line(error)}; the owner of the schema runs: CREATE PUBLICATION {PUBLICATION} FOR "

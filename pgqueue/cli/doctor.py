@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from pgqueue.cli import Command, dsn_option
 from pgqueue.cli._session import opened
 from pgqueue.cli._table import clean, print_json
-from pgqueue.doctor import checkup
+from pgqueue.connection import execute
+from pgqueue.doctor import checkup, slots
 
 
 @click.command("doctor", cls=Command)
@@ -31,3 +34,8 @@ def command(dsn: str | None, *, as_json: bool) -> None:
                 click.echo(f"{'':<7}  {'':<{width}}  -> {clean(one.remedy)}")
     if problems:
         raise click.exceptions.Exit(1)
+
+
+def slot_lines(handle: Any) -> list[str]:
+    """Tell of each replication slot of a relay what log it holds, for `outbox-relay status`."""
+    return [f"{slot.name}: {slot.text}" for slot in execute(handle, slots())]

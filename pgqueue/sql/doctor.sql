@@ -77,8 +77,17 @@ SELECT c.relname FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid 
 WHERE c.relnamespace = 'pgqueue'::pg_catalog.regnamespace AND NOT i.indisvalid ORDER BY c.relname
 
 -- name: publications
+-- Publications of our tables, but for the one from which a relay hears of new events.
 SELECT p.pubname, array_agg(p.tablename ORDER BY p.tablename) FROM pg_catalog.pg_publication_tables p
-WHERE p.schemaname = 'pgqueue' GROUP BY p.pubname ORDER BY p.pubname
+WHERE p.schemaname = 'pgqueue' AND (p.pubname, p.tablename) <> ('pgqueue_outbox', 'outbox') GROUP BY p.pubname ORDER BY p.pubname
+
+-- name: slots
+-- The replication slots of relays of this database: what log and which dead rows of the catalogs they keep.
+SELECT s.slot_name, s.active, coalesce(s.wal_status, 'unknown'),
+  pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::bigint,
+  age(s.catalog_xmin)::bigint
+FROM pg_catalog.pg_replication_slots s
+WHERE s.database = current_database() AND starts_with(s.slot_name, 'pgqueue_outbox_') ORDER BY s.slot_name
 
 -- name: outbox
 SELECT o.pending, o.parked, o.blocked_aggregates, o.oldest_pending_s, o.relays, o.orphan_partitions FROM pgqueue.outbox_lag o

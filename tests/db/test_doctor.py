@@ -72,7 +72,7 @@ def test_a_healthy_database_has_no_findings_and_every_check_reports(conn: Connec
             "tables",
             "indexes",
         ),
-        *("publications", "outbox", "schedules", "batches", "workers", "dead letters"),
+        *("publications", "outbox", "schedules", "batches", "slots", "workers", "dead letters"),
     }
 
 
@@ -279,6 +279,11 @@ def test_a_publication_of_all_tables_is_a_problem(conn: Connection) -> None:
     conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
     assert "publication everything carries" in only(conn, "publications").text
     conn.execute("DROP PUBLICATION everything")
+    conn.execute("CREATE PUBLICATION pgqueue_outbox FOR TABLE pgqueue.outbox (id) WITH (publish = 'insert')")
+    assert findings(conn) == []
+    conn.execute("ALTER PUBLICATION pgqueue_outbox ADD TABLE pgqueue.job")
+    assert "publication pgqueue_outbox carries 1 tables" in only(conn, "publications").text
+    conn.execute("DROP PUBLICATION pgqueue_outbox")
     conn.execute("CREATE TABLE public.orders (id int)")
     conn.execute("CREATE PUBLICATION shop FOR TABLE public.orders")
     assert findings(conn) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,12 +10,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
+from pgqueue.doctor import checkup
 from pgqueue.embedded import Embedded, EmbeddedUnavailable
 from pgqueue.errors import ConfigError
 from pgqueue.events import Bus, Event, LoopFailed
 from pgqueue.migrate import upgrade
 from relay import Outbox
+from relay.cli import main
 from relay.config import RelayConfig
 from relay.events import EventRejected, SinkDown
 from relay.publish import RejectionPolicy
@@ -158,6 +162,33 @@ def test_a_server_that_does_not_decode_is_refused_with_the_remedy(server: Server
             pytest.skip("this server decodes")
         with pytest.raises(ConfigError, match=r"wal_level = logical.*--read-from table"):
             prepare(conn)
+
+
+def test_a_server_whose_slots_are_all_in_use_is_refused_with_the_remedy(dsn: str, writer: Connection) -> None:
+    free = (
+        "SELECT 'taken_' || n, pg_create_physical_replication_slot('taken_' || n) FROM generate_series(1,"
+        " current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots)::int) n"
+    )
+    made = [name for name, _ in writer.execute(free).fetchall()]
+    try:
+        with pytest.raises(ConfigError, match="max_replication_slots"):
+            prepare(writer)
+    finally:
+        for name in made:
+            writer.execute("SELECT pg_drop_replication_slot(%s)", [name])
+
+
+def test_a_slot_that_no_relay_reads_is_shown_with_the_log_it_holds(dsn: str, writer: Connection) -> None:
+    slot = prepare(writer)
+    writer.execute("SELECT pg_logical_emit_message(false, 'x', repeat('y', 3000000))")
+    found = next(one for one in checkup(writer) if one.check == "slots")
+    assert found.level == "warning"
+    assert re.search(rf"{slot}' is not active, holds [2-9]\.\d MiB of log \(reserved\)", found.text)
+    assert slot in found.remedy
+    shown = CliRunner().invoke(main, ["status"], env={"PGQUEUE_DSN": dsn})
+    assert f"replication slot    {slot}: not active" in shown.stdout
+    with Stream(dsn, "t", slot):
+        assert next(one for one in checkup(writer) if one.check == "slots").level == "ok"
 
 
 def test_a_role_that_may_not_replicate_is_told_what_it_needs(dsn: str, writer: Connection) -> None:
