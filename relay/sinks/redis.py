@@ -4,7 +4,8 @@
 
 An entry has the CloudEvents attributes as fields (`id` is outbox:<id>) and the payload as field `data`.
 Options: stream (the key; may have places, {part} spreads over as many streams as there are partitions), maxlen
-(trim to about so many entries: unread ones go too), replicas (wait until so many have the entry), max_bytes
+(trim to about so many entries: unread ones go too), replicas (wait until so many have the entry: nothing is added while
+fewer are connected, and what was added is not added again while they are late), max_bytes
 (refuse a larger event), ca (file). A batch is one transaction (MULTI/EXEC): all of it or nothing, in order.
 What Redis confirms is as durable as its settings: `appendfsync always` survives a crash, a failover may not.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pgqueue.errors import ConfigError
@@ -33,6 +35,28 @@ PAGE: Final = 500
 PAGE_BYTES: Final = 4 * 1024 * 1024
 #: Redis takes no longer value (proto-max-bulk-len).
 MAX_BYTES: Final = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Primary:
+    """What a server tells of its replication: whose history it writes, how far that is, and how far each replica."""
+
+    history: str
+    place: int
+    replicas: tuple[int, ...]
+
+    def have(self, place: int) -> int:
+        """Count the replicas that have all up to a place."""
+        return sum(replica >= place for replica in self.replicas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Late:
+    """Events that were added while too few replicas answered; they stand before `place` of a history."""
+
+    history: str
+    place: int
+    ids: frozenset[int]
 
 
 class RedisSink:
@@ -60,6 +84,7 @@ class RedisSink:
         self._source = context.source
         self._timeout = context.send_timeout
         self._client: redis.Redis | None = None
+        self._late: _Late | None = None
 
     @property
     def ordered(self) -> bool:
@@ -71,10 +96,11 @@ class RedisSink:
         if not events:
             return []
         until = time.monotonic() + self._timeout
-        receipts: dict[int, Receipt] = {}
+        late = self._arrived()
+        receipts: dict[int, Receipt] = {event.id: CONFIRMED for event in events if event.id in late}
         stopped: set[str] = set()
         fit: list[Event] = []
-        for event in events:
+        for event in [event for event in events if event.id not in late]:
             size = len(event.payload.encode())
             if event.key not in stopped and size <= self._max_bytes:
                 fit.append(event)
@@ -106,21 +132,65 @@ class RedisSink:
         errors = self._redis.exceptions
         try:
             client = self._client = self._client or self._open()
+            before = self._look(client) if self._replicas else None
+            if before is not None:
+                self._require(len(before.replicas), "are connected")
             with client.pipeline(transaction=True) as sent:
                 for event in page:
                     fields: Any = attributes(event, self._source) | {"data": event.payload}
                     sent.xadd(self._stream.of(event), fields, maxlen=self._maxlen, approximate=True)
                 answers = sent.execute(raise_on_error=False)
-            if self._replicas:
+            receipts = self._receipts(page, answers)
+            if before is not None:
                 # Less than the socket waits, or "too few" would read "no answer".
                 have = client.wait(self._replicas, int(1000 * min(REPLICAS_S, self._timeout / 2)))
-                if have < self._replicas:
-                    raise SinkUnavailable(self.name, f"{have} of {self._replicas} replicas have the entries")
+                if have < self._replicas and (now := self._look(client)).history == before.history:
+                    ids = frozenset(id_ for id_, receipt in receipts.items() if receipt is CONFIRMED)
+                    self._late = _Late(history=now.history, place=now.place, ids=ids)
+                self._require(have, "have the entries")
         except (errors.RedisError, OSError) as error:
             # Away, read-only, out of memory, still loading, not allowed: nothing of the page was added.
             self.close()
             raise SinkUnavailable(self.name, _text(error)) from error
-        return self._receipts(page, answers)
+        return receipts
+
+    def _arrived(self) -> frozenset[int]:
+        """Return the events that were added before and are on enough replicas by now; none if they are to go again.
+
+        Another history is that of a server which may lack them. A new connection's WAIT would not know of them.
+        """
+        late, errors = self._late, self._redis.exceptions
+        if late is None:
+            return frozenset()
+        try:
+            client = self._client = self._client or self._open()
+            now = self._look(client)
+        except (errors.RedisError, OSError) as error:
+            self.close()
+            raise SinkUnavailable(self.name, _text(error)) from error
+        same = late.history == now.history
+        if same:
+            self._require(now.have(late.place), "have the entries")
+        self._late = None
+        return late.ids if same else frozenset()
+
+    def _require(self, have: int, what: str) -> None:
+        if have < self._replicas:
+            raise SinkUnavailable(self.name, f"{have} of {self._replicas} replicas {what}")
+
+    @staticmethod
+    def _look(client: redis.Redis) -> _Primary:
+        told: dict[str, Any] = client.info("replication")
+        online = [
+            one for name, one in told.items() if name.startswith("slave") and isinstance(one, dict)
+            if one.get("state") == "online"
+        ]  # fmt: skip
+        writes = told["role"] == "master"
+        return _Primary(
+            history=str(told["master_replid"]) if writes else "",
+            place=int(told["master_repl_offset"]),
+            replicas=tuple(int(one["offset"]) for one in online),
+        )
 
     @staticmethod
     def _receipts(page: Sequence[Event], answers: Sequence[Any]) -> dict[int, Receipt]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import redis
 
 from pgqueue.errors import ConfigError
-from relay.event import Confirmed, Held, Rejected
+from relay.event import Confirmed, Event, Held, Receipt, Rejected
 from relay.send import send
-from relay.sinks import SinkContext, SinkUnavailable, open_sink
+from relay.sinks import Sink, SinkContext, SinkUnavailable, open_sink
 from tests.sinks.broker_rigs import RedisRig
 from tests.sinks.brokers import Broker, Redis
 from tests.sinks.events import SOURCE, attempt
@@ -130,7 +130,21 @@ def test_a_stream_is_trimmed_to_about_maxlen(redis_rig: RedisRig) -> None:
     sink.close()
 
 
-def test_too_few_replicas_are_no_confirmation(redis_rig: RedisRig, tmp_path: Path) -> None:
+@pytest.fixture
+def replicated(redis_rig: RedisRig, client: redis.Redis, tmp_path: Path) -> Iterator[tuple[Sink, Replica]]:
+    """Give a sink that wants one replica, and a replica that has all."""
+    sink = redis_rig.open(send_timeout=8.0, more="&replicas=1", direct=True)
+    replica = Replica(redis_rig.broker, tmp_path)
+    replica.start()
+    try:
+        eventually(lambda: attempt(sink, redis_rig.event()) == Confirmed())
+        yield sink, replica
+    finally:
+        replica.kill()
+        sink.close()
+
+
+def test_nothing_is_added_while_too_few_replicas_are_connected(redis_rig: RedisRig) -> None:
     sink = redis_rig.open(send_timeout=1.0, more="&replicas=1", direct=True)
     event = redis_rig.event()
 
@@ -140,13 +154,43 @@ def test_too_few_replicas_are_no_confirmation(redis_rig: RedisRig, tmp_path: Pat
         return "0 of 1 replicas" in str(away.value)
 
     eventually(too_few)
-    replica = Replica(redis_rig.broker, tmp_path)
-    replica.start()
-    try:
-        eventually(lambda: attempt(sink, event) == Confirmed())
-    finally:
-        replica.kill()
+    assert redis_rig.entries() == []
+    sink.close()
+
+
+def test_what_a_late_replica_does_not_have_is_added_once_and_confirmed_when_it_has_it(
+    redis_rig: RedisRig, replicated: tuple[Sink, Replica]
+) -> None:
+    sink, replica = replicated
+    before = len(redis_rig.entries())
+    events = [redis_rig.event(), redis_rig.event("other")]
+    replica.pause()
+    for _ in range(3):
+        with pytest.raises(SinkUnavailable, match="0 of 1 replicas have the entries"):
+            sink.publish(events)
         sink.close()
+    replica.go_on()
+    more = redis_rig.event()
+    eventually(lambda: attempts(sink, [*events, more]) == [Confirmed()] * 3)
+    assert [entry["id"] for entry in redis_rig.entries()][before:] == [
+        event.idempotency_key for event in [*events, more]
+    ]
+
+
+def test_what_a_replica_did_not_have_is_added_again_where_the_history_is_another(
+    redis_rig: RedisRig, client: redis.Redis, replicated: tuple[Sink, Replica]
+) -> None:
+    sink, replica = replicated
+    before = len(redis_rig.entries())
+    event = redis_rig.event()
+    replica.pause()
+    with pytest.raises(SinkUnavailable, match="0 of 1 replicas have the entries"):
+        sink.publish([event])
+    client.replicaof("127.0.0.1", 1)
+    client.replicaof("NO", "ONE")
+    replica.go_on()
+    eventually(lambda: attempt(sink, event) == Confirmed())
+    assert len(redis_rig.entries()) == before + 2
 
 
 def test_a_frozen_server_is_given_up_within_the_send_timeout(redis_rig: RedisRig) -> None:
@@ -191,6 +235,14 @@ def test_nothing_is_lost_or_inverted_under_network_faults_and_a_killed_server(
     redis_rig: RedisRig, dsn: str
 ) -> None:
     endure(redis_rig, dsn, [*network_faults(redis_rig), restart(redis_rig)])
+
+
+def attempts(sink: Sink, events: list[Event]) -> Sequence[Receipt]:
+    """Publish events; while the sink is away there is no answer."""
+    try:
+        return sink.publish(events)
+    except SinkUnavailable:
+        return []
 
 
 class Replica(Redis):
