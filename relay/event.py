@@ -18,7 +18,11 @@ import msgspec
 #: Sequence numbers are compared as text, so they have one width: that of the largest bigint.
 SEQUENCE_DIGITS: Final = 19
 
+#: Headers of a copy that a replay made: the key of the event, and when it happened.
+REPLAY_HEADERS: Final = frozenset({"replay_of", "replay_time"})
+
 _encode = msgspec.json.Encoder().encode
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _EXTENSION = re.compile(r"[a-z0-9]{1,20}")
 _RESERVED = frozenset(
     {
@@ -129,8 +133,20 @@ def attributes(event: Event, source: str) -> dict[str, str]:
     if isinstance(replayed := event.headers.get("replay_of"), str):
         # A copy of history: `time` stays that of the event. CloudEvents allows no underscore in a name.
         extensions["replayof"] = replayed
-        context["time"] = str(event.headers.get("replay_time") or context["time"])
+        if _is_time(happened := event.headers.get("replay_time")):
+            context["time"] = str(happened)
     return context | extensions
+
+
+def _is_time(value: Any) -> bool:
+    """Tell whether a value is a time as CloudEvents writes it (RFC 3339); plain SQL may write any header."""
+    if not isinstance(value, str) or not _TIME.fullmatch(value):
+        return False
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _time(at: datetime) -> str:

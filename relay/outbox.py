@@ -15,7 +15,7 @@ from pgqueue.connection import execute, execute_async, require_transaction, requ
 from pgqueue.errors import BadOption
 from pgqueue.payload import Codec
 from pgqueue.statement import Row, Statement, load, scalar
-from relay.event import NewEvent
+from relay.event import REPLAY_HEADERS, NewEvent
 from relay.fields import NAME_BYTES, aggregate, text, whole
 
 _SQL = load("relay", "outbox")
@@ -150,4 +150,6 @@ def _headers(event_type: str, headers: Mapping[str, Any] | None) -> str:
         return "{}"
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
         raise BadOption("headers", "is not a mapping of names to values")
+    if taken := sorted(REPLAY_HEADERS.intersection(headers)):
+        raise BadOption("headers", f"{taken[0]!r} is what outbox-relay replay writes; take another name")
     return Codec(f"{event_type} (headers)").encode(dict(headers))

@@ -52,6 +52,15 @@ def is_public(address: Address) -> bool:
     return address in _PUBLIC_6 and not any(address in block for block in _NOT_PUBLIC_6)
 
 
+def is_name(host: str) -> bool:
+    """Tell whether a resolver can be asked for a host: no label of its name is empty or too long."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 def literal(host: str) -> Address | None:
     """Return the address that a host is if it is no name."""
     try:

@@ -65,9 +65,13 @@ class AmqpSink:
             raise ConfigError(f"sink {self.name}: give either exchange=.. or queue=..")
         if "queue" in options and "routing_key" in options:
             raise ConfigError(f"sink {self.name}: queue=.. has no routing_key; give exchange=.. to use one")
+        if options.get("queue") == "":
+            raise ConfigError(f"sink {self.name}: queue= names no queue")
         self._queue = options.get("queue")
         self._exchange = options.get("exchange", "")
         self._key = Destination(self.name, self._queue or options.get("routing_key", "{event_type}"))
+        if not self._exchange and self._key.fixed:  # the default exchange leads to the queue of that name
+            self._queue = self._key.text
         self._durable = address.flag("durable", default=True)
         self._max_bytes = address.number("max_bytes", MAX_BYTES)
         self._source = context.source

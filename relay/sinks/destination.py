@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pgqueue.errors import ConfigError
 from relay.event import Event
+from relay.sinks.addresses import is_name
 
 _PLACE = re.compile(r"\{([^{}]*)\}")
 
@@ -63,14 +64,14 @@ class Address:
         parts = urlsplit(url)
         account, _, places = parts.netloc.rpartition("@")
         user, _, password = account.partition(":")
-        self.scheme = parts.scheme
+        self.scheme = parts.scheme or url.lower()  # no colon: the whole is the scheme
         self.user = unquote(user) or None
         self.password = unquote(password) or None
         self.hosts = [_host(parts.scheme, place, port) for place in places.split(",") if place]
         self.path = unquote(parts.path.removeprefix("/"))
         self.shown = f"{parts.scheme}://{places}{parts.path}"
         if not self.hosts:
-            raise ConfigError(f"sink {parts.scheme}: has no host; write {parts.scheme}://host/..")
+            raise ConfigError(f"sink {self.scheme}: has no host; write {self.scheme}://host/..")
         self.options = dict(parse_qsl(parts.query, keep_blank_values=True))
         if known is not None and (unknown := self.options.keys() - set(known)):
             raise ConfigError(
@@ -96,6 +97,6 @@ class Address:
 
 def _host(scheme: str, place: str, port: int) -> tuple[str, int]:
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?", place)
-    if found is None or int(found[2] or port) > 65_535:
+    if found is None or int(found[2] or port) > 65_535 or not is_name(found[1].strip("[]")):
         raise ConfigError(f"sink {scheme}: {place!r} is not host:port")
     return found[1].strip("[]"), int(found[2] or port)

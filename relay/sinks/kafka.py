@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 PORT: Final = 9092
 OPTIONS: Final = ("max_bytes", "auto_create", "pipeline")
 TABOO: Final = frozenset(
-    {*STRICT, "bootstrap.servers", "message.timeout.ms", "request.required.acks", "transactional.id"}
+    {
+        *STRICT,
+        "bootstrap.servers",
+        "metadata.broker.list",
+        "allow.auto.create.topics",
+        "message.timeout.ms",
+        "request.required.acks",
+        "transactional.id",
+    }
     | {"max.in.flight.requests.per.connection", "max.in.flight", "batch.size", "sasl.username"}
 )
 #: What a batch adds to its record.

@@ -44,6 +44,7 @@ REFUSED: Final = frozenset({10054, 10097})
 #: What the HTTP binding lets stand as it is: printable ASCII but space, double quote and percent.
 _PLAIN: Final = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _BREAK: Final = re.compile(r"\s")
+_TOKEN: Final = re.compile(r"[^*>]+").fullmatch
 _SAFE: Final = re.compile(r"[!#$&-~]*").fullmatch
 
 
@@ -64,6 +65,11 @@ class NatsSink:
         stream = address.options.get("stream")
         if _BREAK.search(address.path) or _BREAK.search(stream or ""):
             raise ConfigError(f"sink {self.name}: a subject or stream holds no white space")
+        if not all(map(_TOKEN, address.path.split("."))):
+            raise ConfigError(
+                f"sink {self.name}: {address.path!r} is no subject to publish to: tokens between dots, none empty, "
+                "without the wildcards * and >"
+            )
         self._subject = Destination(self.name, address.path, _token)
         self._expected = f"Nats-Expected-Stream: {stream}\r\n" if stream is not None else ""
         self._tls = address.flag("tls", default="ca" in address.options)

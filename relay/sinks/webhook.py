@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from pgqueue.errors import ConfigError
 from relay.event import CONFIRMED, HELD, Confirmed, Event, Receipt, Rejected, Unavailable, attributes
 from relay.sinks import SinkContext, SinkUnavailable
-from relay.sinks.addresses import NotPublic, is_public, literal
+from relay.sinks.addresses import NotPublic, is_name, is_public, literal
 from relay.sinks.pinned import Answer, Connections, NoAnswer, Unreachable
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 TRACE: Final = frozenset({"traceparent", "tracestate"})
 LATER: Final = frozenset({408, 425, 429})
 GONE: Final = 410
+HIGHEST_PORT: Final = 65_535
+#: The shortest key of Standard Webhooks, in bytes.
+KEY_BYTES: Final = 24
 EXCERPT: Final = 200
 
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["%]')
@@ -54,7 +57,9 @@ class WebhookSink:
         except httpx.InvalidURL as error:
             raise ConfigError(f"sink {url.partition(':')[0]}: {error}; write https://host/path") from None
         if not self._url.host:
-            raise ConfigError(f"sink {self._url.scheme}: has no host; write https://host/path")
+            raise ConfigError(f"sink {self._url.scheme or url}: has no host; write https://host/path")
+        if not is_name(self._url.raw_host.decode()) or (self._url.port or 0) > HIGHEST_PORT:
+            raise ConfigError(f"sink {self._url.scheme}: {self._url.netloc.decode()!r} is not host:port")
         self.name = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
         self._allow_private = context.allow_private
         address = literal(self._url.host)
@@ -209,14 +214,20 @@ def _trusted() -> ssl.SSLContext:
 def _keys(secrets: Sequence[str]) -> list[Webhook]:
     if not secrets:
         return []
-    from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
+    from standardwebhooks.webhooks import Webhook
 
-    try:
-        return [Webhook(secret) for secret in secrets]
-    except (EmptyWebhookSecretError, ValueError) as error:
-        raise ConfigError(
-            f"webhook secret: {error}; give base64 text, with or without the prefix whsec_"
-        ) from None
+    for secret in secrets:
+        try:
+            size = len(base64.b64decode(secret.removeprefix("whsec_"), validate=True))
+        except ValueError as error:
+            raise ConfigError(
+                f"webhook secret: {error}; give base64 text, with or without the prefix whsec_"
+            ) from None
+        if size < KEY_BYTES:
+            raise ConfigError(
+                f"webhook secret: has {size} bytes, fewer than {KEY_BYTES}; make one: openssl rand -base64 32"
+            )
+    return [Webhook(secret) for secret in secrets]
 
 
 def _receipt(answer: Answer) -> Receipt:

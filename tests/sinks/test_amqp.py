@@ -125,8 +125,9 @@ def test_a_transient_queue_is_refused_and_a_durable_one_of_any_type_is_not(amqp_
         sink.close()
 
 
-def test_a_missing_queue_is_an_error_that_says_what_to_do(amqp_rig: AmqpRig) -> None:
-    sink = sink_at(amqp_rig, "queue=nowhere")
+@pytest.mark.parametrize("options", ["queue=nowhere", "exchange=&routing_key=nowhere"])
+def test_a_missing_queue_is_an_error_that_says_what_to_do(amqp_rig: AmqpRig, options: str) -> None:
+    sink = sink_at(amqp_rig, options)
     with pytest.raises(SinkUnavailable, match=r"queue 'nowhere'.*declare it, durable"):
         sink.publish([amqp_rig.event()])
     sink.close()
@@ -274,6 +275,7 @@ def test_a_host_that_is_away_is_passed_over(amqp_rig: AmqpRig) -> None:
         ("amqp://h?exchange=a&routing_key={kind}", "{kind}"),
         ("amqp://h?exchange=a&mandatory=false", "mandatory"),
         ("amqp://h?exchange=a&durable=maybe", "durable=maybe"),
+        ("amqp://h?queue=", "names no queue"),
     ],
 )
 def test_a_url_that_says_too_little_or_too_much_is_refused(url: str, says: str) -> None:

@@ -284,6 +284,8 @@ def test_a_topic_that_is_not_allowed_spends_no_attempt(mock: MockCluster, made: 
         ("t?acks=1", "acks"),
         ("t?delivery.timeout.ms=5000", "not to be changed"),
         ("t?enable.idempotence=false", "not to be changed"),
+        ("t?metadata.broker.list=other:9092", "not to be changed"),
+        ("t?allow.auto.create.topics=true", "not to be changed"),
         ("t?compression.type=middle-out", "middle-out"),
         ("t?no.such.property=1", "no.such.property"),
         ("t?max_bytes=-1", "max_bytes=-1"),

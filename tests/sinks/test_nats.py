@@ -184,6 +184,14 @@ def test_no_thread_is_left_behind_by_a_closed_sink(nats_rig: NatsRig) -> None:
         ("nats://h/s?streem=x", "streem"),
         ("nats://h/s?tls=perhaps", "tls=perhaps"),
         ("nats://h:port/s", "host:port"),
+        ("nats://a..b/s", "host:port"),
+        ("nats", "^sink nats: has no host; write nats://host/"),
+        ("nats://h/shop.*", "no subject to publish to"),
+        ("nats://h/shop.>", "no subject to publish to"),
+        ("nats://h/*.{event_type}", "no subject to publish to"),
+        ("nats://h/.a", "no subject to publish to"),
+        ("nats://h/a..{part}", "no subject to publish to"),
+        ("nats://h/a.", "no subject to publish to"),
     ],
 )
 def test_a_url_that_says_too_little_or_too_much_is_refused(url: str, says: str) -> None:

@@ -385,11 +385,23 @@ def test_the_name_shows_no_secret() -> None:
     assert sink.name == "https://example.org:8443/hook"
 
 
-@pytest.mark.parametrize("secret", ["whsec_", "whsec_%%%", "x"])
+@pytest.mark.parametrize(
+    "secret",
+    ["whsec_", "whsec_%%%", "x", "abc=", "abcd", "whsec_" + "a" * 28, "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLjSw-_!?"],
+)
 def test_a_secret_that_is_none_is_refused_at_start(secret: str) -> None:
     with pytest.raises(ConfigError, match="secret") as refused:
         open_sink("https://example.org", SinkContext(source=SOURCE, allow_private=True, secrets=[secret]))
     assert secret == "x" or secret not in str(refused.value) or secret == "whsec_"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://a..b/hook", "https://.b/hook", f"https://{'a' * 64}.b/hook", "https://b:70000/hook", "https"],
+)
+def test_a_host_that_no_resolver_can_be_asked_for_is_refused_at_start(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^sink https: "):
+        open_sink(url, SinkContext(source=SOURCE))
 
 
 def test_a_url_without_host_is_refused_at_start() -> None:

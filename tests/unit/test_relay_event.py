@@ -82,6 +82,16 @@ def test_headers_become_extensions_only_under_names_that_cloudevents_allows() ->
     assert not {"Not-Allowed", "n", "data"} & seen.keys()
 
 
+@pytest.mark.parametrize(
+    "odd", ["yesterday", "", 5, None, "2030-13-02T03:04:05Z", "2030-01-02", "2030-01-02T03:04:05"]
+)
+def test_a_copy_keeps_the_time_of_its_event_and_takes_nothing_else_for_one(odd: Any) -> None:
+    plain = attributes(event(), "/s")["time"]
+    copy = {"replay_of": "outbox:3", "replay_time": "2030-01-02T03:04:05.678901Z"}
+    assert attributes(event(headers=copy), "/s")["time"] == "2030-01-02T03:04:05.678901Z"
+    assert attributes(event(headers=copy | {"replay_time": odd}), "/s")["time"] == plain
+
+
 def test_the_structured_form_carries_the_payload_as_it_was_read() -> None:
     line = structured(event(), "/s")
     assert line.endswith(b'"data":{"b": 1, "a": 1.0}}')
@@ -163,6 +173,8 @@ def test_what_postgres_could_not_store_is_refused_before_the_insert(payload: Any
         ({"version": "7"}, "version"),
         ({"headers": ["a"]}, "headers"),
         ({"headers": {1: "a"}}, "headers"),
+        ({"headers": {"replay_of": "outbox:1"}}, "replay_of"),
+        ({"headers": {"replay_time": "2030-01-02T03:04:05Z"}}, "replay_time"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(options: dict[str, Any], named: str) -> None:
