@@ -87,7 +87,10 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Unavailable(msgspec.Struct, frozen=True):
-    """No answer, or one that says "later": nobody knows whether the sink has the event. Spends no attempt."""
+    """No answer, or one that says "later": nobody knows whether the sink has the event. Spends no attempt.
+
+    `retry_after` as that of `SinkUnavailable`.
+    """
 
     reason: str
     retry_after: float | None = None

@@ -72,7 +72,10 @@ class EventsDeferred(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkDown(Event):
-    """The sink is away and is tried again after `retry_in` seconds; `fault`: traceback of a broken one."""
+    """The sink is away and is tried again after `retry_in` seconds, infinity = not before the relay is started again.
+
+    `fault`: traceback of a broken one.
+    """
 
     sink: str
     problem: str

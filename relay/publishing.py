@@ -235,9 +235,11 @@ class Publishing:
             sent.down, sent.retry_after = no_answer(sent.unanswered)
         if sent.down is not None:
             target.sink.close()
-            delay = target.down(sent.down, min(sent.retry_after or 0.0, LONGEST_RETRY_AFTER_S))
+            asked = sent.retry_after or 0.0
+            delay = target.down(sent.down, min(asked, LONGEST_RETRY_AFTER_S))
+            retry_in = asked if math.isinf(asked) else delay
             self._bus.emit(
-                told.SinkDown(sink=target.sink.name, problem=sent.down, retry_in=delay, fault=sent.fault)
+                told.SinkDown(sink=target.sink.name, problem=sent.down, retry_in=retry_in, fault=sent.fault)
             )
             return
         if sent.answered and (seconds_down := target.trouble.over()) is not None:

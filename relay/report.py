@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from threading import Lock
 from typing import Final
@@ -84,7 +85,8 @@ class Report:
 
     def _down(self, event: SinkDown) -> None:
         if self._due(f"sink {event.problem}" if event.fault else f"sink {event.sink}"):
-            _log.warning("sink %s is away: %s; trying again", event.sink, event.problem)
+            then = "" if math.isinf(event.retry_in) else "; trying again"
+            _log.warning("sink %s is away: %s%s", event.sink, event.problem, then)
             if event.fault:
                 _log.error("%s", event.fault)
 

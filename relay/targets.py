@@ -50,10 +50,13 @@ class Target:
         return now < self.quiet_until
 
     def hold(self) -> float:
-        """Return how long an aggregate waits for this sink while others go on: the longer it is away, the longer."""
-        gone = time.monotonic() - self._since
-        bound = min(LONGEST_HOLD_S, max(SHORTEST_HOLD_S, gone / 2))
-        return random.uniform(bound / 2, bound)
+        """Return how long an aggregate waits for this sink while others go on: the longer it is away, the longer.
+
+        Never shorter than the sink is left alone: it would be written down again for nothing.
+        """
+        now = time.monotonic()
+        bound = min(LONGEST_HOLD_S, max(SHORTEST_HOLD_S, (now - self._since) / 2))
+        return max(random.uniform(bound / 2, bound), self.quiet_until - now)
 
 
 class Targets:

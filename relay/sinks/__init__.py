@@ -17,7 +17,10 @@ from relay.event import Event, Receipt
 
 
 class SinkUnavailable(PgqueueError):
-    """The broker is away: nothing is known of the events given. They are sent again, no attempt is spent."""
+    """The broker is away: nothing is known of the events given. They are sent again, no attempt is spent.
+
+    `retry_after`: seconds that it asks for; infinity: nothing is sent until the relay is started again.
+    """
 
     def __init__(self, sink: str, problem: str, *, retry_after: float | None = None) -> None:
         self.sink = sink

@@ -12,6 +12,7 @@ https://github.com/standard-webhooks/standard-webhooks, CloudEvents HTTP binding
 from __future__ import annotations
 
 import base64
+import math
 import re
 import ssl
 import time
@@ -111,7 +112,7 @@ class WebhookSink:
 
     def _disabled(self) -> SinkUnavailable:
         problem = "it answered 410 Gone, so it is sent nothing more; give the right URL and restart the relay"
-        return SinkUnavailable(self.name, problem)
+        return SinkUnavailable(self.name, problem, retry_after=math.inf)
 
     def _work(
         self,
@@ -146,7 +147,7 @@ class WebhookSink:
             return Unavailable(f"no answer from {self.name}: {error}")
         if answer.status == GONE:
             self._gone = batch.cut = True
-            return Unavailable(self._disabled().problem)
+            return Unavailable(self._disabled().problem, math.inf)
         return _receipt(answer)
 
     def _request(self, event: Event) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,8 +17,10 @@ from relay.config import RelayConfig
 from relay.event import CONFIRMED, Receipt
 from relay.event import Event as OutboxEvent
 from relay.events import SinkBack, SinkDown
+from relay.report import Report
 from relay.routes import Routes
 from relay.service import Relay
+from relay.sinks import SinkUnavailable
 from relay.sinks.memory import MemorySink
 from tests.db.relaying import cleared, inversions, missing
 from tests.server import Connection, Server
@@ -127,6 +130,24 @@ def test_while_one_sink_is_away_the_others_go_on_and_no_attempt_is_spent(
     assert not inversions(running.log)
     assert [e.sink for e in running.heard(SinkBack)] == ["b"]
     assert writer.execute("SELECT max(attempts), count(parked_at) FROM pgqueue.outbox").fetchone() == (0, 0)
+
+
+def test_what_goes_to_a_target_that_is_gone_waits_for_minutes_and_the_others_go_on(
+    running: Running, writer: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(_: Sequence[OutboxEvent]) -> Sequence[Receipt]:
+        raise SinkUnavailable("b", "it is gone", retry_after=math.inf)
+
+    monkeypatch.setattr(running.b, "publish", gone)
+    add(writer, ("x", "a"), ("y", "b"), ("z", "a"))
+    held = "SELECT aggregate_id FROM pgqueue.outbox WHERE next_attempt_at > now() + interval '2 min'"
+    eventually(lambda: writer.execute(held).fetchall() == [("y",)])
+    eventually(lambda: unpublished(writer) == 1)
+    (down,) = running.heard(SinkDown)
+    bus = Bus()
+    Report(bus)
+    bus.emit(down)
+    assert caplog.messages == ["sink b is away: it is gone"]
 
 
 def test_while_every_sink_is_away_all_wait_and_nothing_is_lost(running: Running, writer: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -110,11 +111,13 @@ def test_a_target_that_answers_410_is_sent_nothing_more(receiver: Receiver, sink
     receipt = one(sink, made.event("order-1"))
     assert isinstance(receipt, Unavailable)
     assert "410 Gone" in receipt.reason
+    assert receipt.retry_after == math.inf
     receiver.answer = lambda _: OK
     sink.close()
     for _ in range(2):
-        with pytest.raises(SinkUnavailable, match="restart the relay"):
+        with pytest.raises(SinkUnavailable, match="restart the relay") as gone:
             sink.publish([made.event("order-2")])
+        assert gone.value.retry_after == math.inf
     assert len(receiver.seen) == 1
 
 
