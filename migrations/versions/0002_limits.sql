@@ -68,11 +68,14 @@ BEGIN
     n := CASE WHEN EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = gate.queue) THEN 0 ELSE want END;
   END IF;
   IF s.slots IS NOT NULL THEN
+    -- Jobs are looked up one by one: a join, or a NOT EXISTS without OFFSET, may read the index of all jobs.
     -- A job with a key that lost its worker comes through the gate again: end its lease, or a late heartbeat would revive it.
     WITH g AS MATERIALIZED (
-      SELECT j.id, j.lease, j.attempt, j.claimed_at FROM pgqueue.permit p JOIN pgqueue.job j ON j.id = p.job_id
-      WHERE p.queue = gate.queue AND j.queue = gate.queue AND j.key IS NOT NULL AND j.lease <> 0 AND j.deadline <= clock_timestamp()
-      ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED),
+      SELECT j.* FROM (SELECT p.job_id FROM pgqueue.permit p WHERE p.queue = gate.queue ORDER BY p.job_id) p
+      CROSS JOIN LATERAL (
+        SELECT j.id, j.lease, j.attempt, j.claimed_at FROM pgqueue.job j
+        WHERE j.id = p.job_id AND j.queue = gate.queue AND j.key IS NOT NULL AND j.lease <> 0 AND j.deadline <= clock_timestamp()
+        FOR NO KEY UPDATE SKIP LOCKED) j),
     u AS (UPDATE pgqueue.job j SET lease = 0, deadline = '-infinity', lost = j.lost + 1 FROM g WHERE j.id = g.id)
     INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease, started_at, error_type, error, worker)
     SELECT g.id, g.attempt, 'lost', g.lease, g.claimed_at, 'WorkerLost', 'the worker vanished: its lease ran out unrenewed',
@@ -81,7 +84,7 @@ BEGIN
     DELETE FROM pgqueue.permit p WHERE p.queue = gate.queue AND NOT EXISTS (
       SELECT FROM pgqueue.job j WHERE j.id = p.job_id AND j.queue = p.queue
         AND CASE WHEN j.lease <> 0 THEN j.deadline > clock_timestamp() - interval '1 min'
-                 ELSE j.key IS NULL AND j.lost > 0 AND j.claimed_at > clock_timestamp() - interval '10 min' END);
+                 ELSE j.key IS NULL AND j.lost > 0 AND j.claimed_at > clock_timestamp() - interval '10 min' END OFFSET 0);
     n := least(n, s.slots - (SELECT count(*) FROM pgqueue.permit p WHERE p.queue = gate.queue));
   END IF;
   IF s.rate_per_s IS NOT NULL THEN
@@ -576,7 +579,9 @@ CREATE OR REPLACE FUNCTION pgqueue.job_state(id bigint) RETURNS text LANGUAGE sq
       SELECT count(*) FROM (SELECT FROM pgqueue.job b
         WHERE b.queue = j.queue AND b.key = j.key AND b.pos IS NOT NULL AND b.id < j.id LIMIT s.n) b) THEN 'blocked'
     WHEN l.lease = 0 AND l.deadline > now() AND l.deadline < 'infinity' THEN 'delayed'
-    WHEN j.lease = 0 AND q.slots <= (SELECT count(*) FROM pgqueue.permit p JOIN pgqueue.job b ON b.id = p.job_id AND b.lease <> 0 AND b.deadline > now() WHERE p.queue = j.queue) THEN 'blocked'
+    WHEN j.lease = 0 AND q.slots <= (
+      SELECT count(*) FROM pgqueue.permit p
+      WHERE p.queue = j.queue AND EXISTS (SELECT FROM pgqueue.job b WHERE b.id = p.job_id AND b.lease <> 0 AND b.deadline > now() OFFSET 0)) THEN 'blocked'
     WHEN q.paused OR t.paused OR l.deadline = 'infinity' THEN 'blocked'
     ELSE 'ready' END
   FROM pgqueue.job j

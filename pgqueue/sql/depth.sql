@@ -20,7 +20,8 @@ FROM stale v(q)
 LEFT JOIN due ON due.queue = v.q
 CROSS JOIN LATERAL (SELECT coalesce((
   SELECT q.paused OR q.slots <= (
-    SELECT count(*) FROM pgqueue.permit m JOIN pgqueue.job b ON b.id = m.job_id AND b.lease <> 0 AND b.deadline > now() WHERE m.queue = v.q)
+    SELECT count(*) FROM pgqueue.permit m
+    WHERE m.queue = v.q AND EXISTS (SELECT FROM pgqueue.job b WHERE b.id = m.job_id AND b.lease <> 0 AND b.deadline > now() OFFSET 0)) -- one by one
   FROM pgqueue.queue q WHERE q.name = v.q), false) AS paused) p -- or at its limit
 CROSS JOIN LATERAL (
   SELECT count(*) AS n, count(*) FILTER (WHERE s.deadline <= now()) AS ready, count(*) FILTER (WHERE s.deadline > now()) AS in_flight,
