@@ -911,6 +911,8 @@ END $$;
 -- Idempotency keys ----------------------------------------------------------------------------------------
 
 -- A job that is skipped, as its key has been applied, has no effect: nothing follows it. It is an ended member of its batch.
+-- Rows are looked up one by one, and those it has locked are found again by their ctid: a worker keeps the plan that it made
+-- while a table was empty, and a join would read the whole of it.
 CREATE OR REPLACE FUNCTION pgqueue.complete(jobs json, wait boolean DEFAULT false) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -918,28 +920,33 @@ DECLARE
   steps json;
 BEGIN
   IF complete.wait THEN
-    PERFORM FROM pgqueue.job j JOIN json_to_recordset(complete.jobs) x(id bigint, lease bigint) ON j.id = x.id AND j.lease = x.lease FOR UPDATE OF j;
+    PERFORM FROM json_to_recordset(complete.jobs) x(id bigint, lease bigint)
+    CROSS JOIN LATERAL (SELECT FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE) j;
     -- A key that another job has taken meanwhile is as good as a lost lease: see seal in ledger.sql.
-    PERFORM FROM pgqueue.effect e JOIN pgqueue.job j ON e.name = j.name AND e.key = j.idempotency_key
-    JOIN json_to_recordset(complete.jobs) x(id bigint) ON j.id = x.id WHERE e.job_id = j.id AND e.applied_at IS NULL FOR UPDATE OF e;
-    IF NOT FOUND AND EXISTS (SELECT FROM pgqueue.job j JOIN json_to_recordset(complete.jobs) x(id bigint) ON j.id = x.id WHERE j.idempotency_key IS NOT NULL) THEN
+    PERFORM FROM json_to_recordset(complete.jobs) x(id bigint)
+    CROSS JOIN LATERAL (SELECT j.id, j.name, j.idempotency_key FROM pgqueue.job j WHERE j.id = x.id OFFSET 0) j
+    CROSS JOIN LATERAL (SELECT FROM pgqueue.effect e WHERE e.name = j.name AND e.key = j.idempotency_key AND e.job_id = j.id AND e.applied_at IS NULL FOR UPDATE) e;
+    IF NOT FOUND AND EXISTS (
+      SELECT FROM json_to_recordset(complete.jobs) x(id bigint) WHERE (SELECT j.idempotency_key FROM pgqueue.job j WHERE j.id = x.id) IS NOT NULL) THEN
       RETURN;
     END IF;
   END IF;
   FOR r IN
     WITH l AS MATERIALIZED (
-      SELECT x.* FROM json_to_recordset(complete.jobs) x(id bigint, lease bigint, result json, problem text, steps json, skipped boolean)
-      CROSS JOIN LATERAL (SELECT j.id FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
+      SELECT x.*, j.at FROM json_to_recordset(complete.jobs) x(id bigint, lease bigint, result json, problem text, steps json, skipped boolean)
+      CROSS JOIN LATERAL (SELECT j.ctid AS at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR UPDATE SKIP LOCKED) j ORDER BY x.id),
     d AS (
-      DELETE FROM pgqueue.job j USING l WHERE j.id = l.id
+      DELETE FROM pgqueue.job j USING l WHERE j.ctid = l.at
       RETURNING j.*, l.result, l.problem, l.steps, l.skipped, nullif(j.claimed_at, '-infinity') - greatest(j.enqueued_at, j.ready_at) AS wait),
     e AS (
-      UPDATE pgqueue.effect e SET applied_at = clock_timestamp() FROM d
-      WHERE e.name = d.name AND e.key = d.idempotency_key AND e.job_id = d.id AND e.lease = d.lease AND e.applied_at IS NULL),
+      UPDATE pgqueue.effect e SET applied_at = clock_timestamp()
+      FROM (SELECT e.at, d.id, d.lease FROM d CROSS JOIN LATERAL (
+              SELECT e.ctid AS at FROM pgqueue.effect e WHERE e.name = d.name AND e.key = d.idempotency_key OFFSET 0) e) o
+      WHERE e.ctid = o.at AND e.job_id = o.id AND e.lease = o.lease AND e.applied_at IS NULL),
     t AS (
       INSERT INTO pgqueue.tally (queue, name, outcome, n, wait_s)
       SELECT d.queue, d.name, 'ok', count(*), coalesce(extract(epoch FROM sum(d.wait)), 0) FROM d GROUP BY d.queue, d.name),
-    p AS (DELETE FROM pgqueue.progress p USING d WHERE p.job_id = d.id),
+    p AS (DELETE FROM pgqueue.progress p WHERE p.job_id = ANY (ARRAY (SELECT d.id FROM d))),
     b AS (
       INSERT INTO pgqueue.batch_tally (batch_id, outcome, n)
       SELECT m.batch, 'done', count(*) FROM (SELECT pgqueue.batch_of(d.headers) AS batch FROM d WHERE d.headers IS NOT NULL) m WHERE m.batch IS NOT NULL GROUP BY m.batch),
@@ -1332,7 +1339,6 @@ BEGIN
     next_at = CASE WHEN (s.expr, s.zone) = (excluded.expr, excluded.zone) THEN s.next_at END
   WHERE (s.job, s.expr, s.zone, s.payload::text, s.jitter_s, s.missed, s.cap, s.source)
     IS DISTINCT FROM (excluded.job, excluded.expr, excluded.zone, excluded.payload::text, excluded.jitter_s, excluded.missed, excluded.cap, excluded.source);
-END $$;
 
 -- The end: sections go above this line ---------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ JOIN pgqueue.job j ON j.id = x.id AND j.lease = x.lease
 -- name: retry
 -- Failed attempts that run again after wait, and retries that are put off without having run (put_off). A job with an
 -- ordering key keeps its place, its lane waits instead; one whose key is a limit waits by itself, and its slot goes on. The rows
--- just locked are found by their ctid: planned for a table that was empty, a join by id may read its whole index.
+-- just locked are found by their ctid, and all others one by one: planned for a table that was empty, a join may read its whole index.
 WITH l AS MATERIALIZED (
   SELECT x.*, j.at, j.claimed_at FROM json_to_recordset(%(failures)s::json) x(id bigint, lease bigint, wait double precision, outcome text, deferred boolean, error_type text, error text, traceback text)
   CROSS JOIN LATERAL (SELECT j.id, j.ctid AS at, j.claimed_at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = x.lease FOR NO KEY UPDATE SKIP LOCKED) j ORDER BY x.id),
@@ -63,7 +63,9 @@ a AS (
   SELECT r.id, r.attempt, CASE l.outcome WHEN 'put_off' THEN 'retry' ELSE l.outcome END, l.lease, l.claimed_at, %(worker)s::text, l.error_type, l.error, l.traceback
   FROM r JOIN l ON l.id = r.id),
 capped AS (
-  DELETE FROM pgqueue.attempt_log g USING r WHERE g.job_id = r.id AND g.attempt <= r.attempt - 50)
+  DELETE FROM pgqueue.attempt_log g WHERE g.ctid = ANY (ARRAY (
+    SELECT o.at FROM r CROSS JOIN LATERAL (SELECT o.ctid AS at FROM pgqueue.attempt_log o WHERE o.job_id = r.id AND o.attempt <= r.attempt - 50 OFFSET 0) o
+    WHERE r.attempt > 50)))
 SELECT r.id FROM r
 
 -- name: bury
@@ -75,7 +77,9 @@ WITH l AS MATERIALIZED (
 d AS (
   DELETE FROM pgqueue.job j USING l WHERE j.ctid = l.at RETURNING j.*, l.reason, l.error_type, l.error, l.traceback),
 k AS (
-  DELETE FROM pgqueue.effect f USING d WHERE f.name = d.name AND f.key = d.idempotency_key AND f.job_id = d.id AND f.applied_at IS NULL),
+  DELETE FROM pgqueue.effect f USING (
+    SELECT e.at, d.id FROM d CROSS JOIN LATERAL (SELECT e.ctid AS at FROM pgqueue.effect e WHERE e.name = d.name AND e.key = d.idempotency_key OFFSET 0) e) o
+  WHERE f.ctid = o.at AND f.job_id = o.id AND f.applied_at IS NULL),
 f AS MATERIALIZED (
   SELECT y.queue, y.key FROM d
   CROSS JOIN LATERAL (
@@ -83,7 +87,7 @@ f AS MATERIALIZED (
   WHERE d.dedup_key IS NOT NULL AND d.attempt <= 1 AND d.reason = 'expired'),
 free AS (DELETE FROM pgqueue.dedup f USING f AS y WHERE f.queue = y.queue AND f.key = y.key),
 a AS (
-  DELETE FROM pgqueue.attempt_log g USING d WHERE g.job_id = d.id RETURNING g.*),
+  DELETE FROM pgqueue.attempt_log g WHERE g.job_id = ANY (ARRAY (SELECT d.id FROM d)) RETURNING g.*),
 t AS (
   INSERT INTO pgqueue.tally (queue, name, outcome, n) SELECT d.queue, d.name, 'dead', count(*) FROM d GROUP BY d.queue, d.name)
 INSERT INTO pgqueue.dead_job (id, queue, name, priority, key, dedup_key, idempotency_key, attempt, lost, max_attempts, timeout_s,

@@ -8,18 +8,22 @@ ORDER BY t.n, t.k, t.j
 ON CONFLICT (name, key) DO UPDATE SET lease = e.lease WHERE false
 
 -- name: take
--- Right before dispatch: these jobs have their (name, key) now. Held by another job only while that one's lease lives.
+-- Right before dispatch: these jobs have their (name, key) now. Held by another job only while that one's lease lives. Keys
+-- are looked up one by one, and found again by their ctid, as hold has locked them: a join may read the whole ledger.
 WITH t AS MATERIALIZED (
   SELECT DISTINCT ON (u.n, u.k) u.* FROM unnest(%(names)s::text[], %(keys)s::text[], %(ids)s::bigint[], %(leases)s::bigint[]) AS u(n, k, j, l)
   ORDER BY u.n, u.k, u.j),
 u AS (
-  UPDATE pgqueue.effect e SET job_id = t.j, lease = t.l FROM t
-  WHERE e.name = t.n AND e.key = t.k AND e.applied_at IS NULL AND (e.job_id, e.lease) <> (t.j, t.l) AND NOT EXISTS (
-    SELECT FROM pgqueue.job j WHERE j.id = e.job_id AND j.id <> t.j AND j.lease = e.lease AND j.deadline > clock_timestamp())
-  RETURNING e.job_id)
+  UPDATE pgqueue.effect e SET job_id = o.j, lease = o.l
+  FROM (SELECT t.j, t.l, e.at FROM t CROSS JOIN LATERAL (
+          SELECT e.ctid AS at FROM pgqueue.effect e
+          WHERE e.name = t.n AND e.key = t.k AND e.applied_at IS NULL AND (e.job_id, e.lease) <> (t.j, t.l) AND NOT EXISTS (
+            SELECT FROM pgqueue.job j WHERE j.id = e.job_id AND j.id <> t.j AND j.lease = e.lease AND j.deadline > clock_timestamp()) OFFSET 0) e) o
+  WHERE e.ctid = o.at RETURNING e.job_id)
 SELECT u.job_id FROM u
 UNION ALL
-SELECT t.j FROM t JOIN pgqueue.effect e ON e.name = t.n AND e.key = t.k AND e.job_id = t.j AND e.lease = t.l AND e.applied_at IS NULL
+SELECT t.j FROM t CROSS JOIN LATERAL (
+  SELECT FROM pgqueue.effect e WHERE e.name = t.n AND e.key = t.k AND e.job_id = t.j AND e.lease = t.l AND e.applied_at IS NULL OFFSET 0) e
 
 -- name: applied
 -- Which of these (name, key) have been applied, and by which job.

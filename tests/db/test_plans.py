@@ -7,22 +7,22 @@ per round once a million jobs wait.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from pgqueue import prune
+from pgqueue import batch, budget, depth, history, ledger, limits, progress, prune, stray
 from pgqueue.claim import claim, claim_backlog, claim_few, horizon, keyed, suspects, suspects_alone
-from pgqueue.finish import Failed, ack, bury, drop, release, retry, snooze, still_mine
+from pgqueue.finish import Failed, ack, bury, complete, drop, release, retry, snooze, still_mine
 from pgqueue.heartbeat import heartbeat, lane_heartbeat, signals
-from pgqueue.job import Claim
+from pgqueue.job import Claim, Completed
 from pgqueue.lanes import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, lanes_mine, route
 from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO
-from pgqueue.statement import Statement
+from pgqueue.statement import Query, Statement, nothing
 from tests.db.plans import (
     STATES,
     can_explain_functions,
@@ -35,8 +35,7 @@ from tests.db.plans import (
 from tests.factories import EVERYTHING, MINUTE, QUEUE, Holder, buried, nodes, retried, scope
 from tests.server import Server
 
-TABLES = ("job", "lane", "dedup", "effect", "job_signal")
-JOBS = ("job", "lane")
+TABLES = ("job", "lane", "dedup", "effect", "job_signal", "attempt_log", "progress", "dead_job", "permit")
 HELD = [Claim(id=1, lease=5), Claim(id=2, lease=5)]
 TWO_CLAIMS = [Claim(id=1, lease=5), Claim(id=2, lease=6)]
 OF = scope(queues=(QUEUE, "mail"), priorities=range(10))
@@ -44,6 +43,7 @@ LEVELS = len(OF.queues)
 SIZE = LaneSize(lanes=25, depth=20, total=100)
 FAILURES = [Failed(claim=HELD[0], outcome=retried())]
 LEDGER = timedelta(days=7)
+KEYED = [ledger.Keyed(claim=Claim(id=i, lease=5), name="work", key=f"e{i}") for i in (1, 2)]
 
 STATEMENTS: dict[str, tuple[Callable[[], Statement[Any]], set[str]]] = {
     "claim": (lambda: claim(OF, [0] * LEVELS, 100, 7, MINUTE, {QUEUE: 0}), {"job_ready", "job_route"}),
@@ -60,19 +60,51 @@ STATEMENTS: dict[str, tuple[Callable[[], Statement[Any]], set[str]]] = {
     "ack_batch": (lambda: ack(HELD), {"job_pkey"}),
     "ack_skip": (lambda: ack(HELD, skip=True), {"job_pkey"}),
     "still_mine": (lambda: still_mine(HELD), {"job_pkey"}),
-    "retry": (lambda: retry(FAILURES, "w"), {"job_pkey"}),
-    "bury": (lambda: bury([Failed(claim=HELD[0], outcome=buried())], "w"), {"job_pkey"}),
+    "retry": (lambda: retry(FAILURES, "w"), {"job_pkey", "attempt_log_job"}),
+    "bury": (
+        lambda: bury([Failed(claim=HELD[0], outcome=buried())], "w"),
+        {"job_pkey", "attempt_log_job", "effect_pkey"},
+    ),
     "snooze": (lambda: snooze(HELD, [1.0, 1.0]), {"job_pkey"}),
     "release": (lambda: release(HELD), {"job_pkey"}),
-    "drop": (lambda: drop(HELD), {"job_pkey"}),
+    "drop": (lambda: drop(HELD), {"job_pkey", "attempt_log_job", "effect_pkey"}),
     "heartbeat": (lambda: heartbeat(HELD, MINUTE), {"job_pkey"}),
     "lane_heartbeat": (lambda: lane_heartbeat([(QUEUE, "k1", 5)], MINUTE), {"lane_pkey", "job_lane"}),
     "signals": (lambda: signals([1, 2]), {"job_signal_pkey"}),
     "promote": (lambda: promote(LONG_AGO, MINUTE), {"job_due"}),
-    "prune_effects": (lambda: named(prune.chores(LEDGER), "pgqueue.effect"), {"effect_applied"}),
+    "strays": (lambda: stray.strays({QUEUE: 0}), {"job_route", "lane_pkey"}),
+    "hold": (lambda: ledger.hold(KEYED), set()),
+    "take": (lambda: ledger.take(KEYED), {"effect_pkey", "job_pkey"}),
+    "applied": (lambda: ledger.applied(KEYED), {"effect_pkey"}),
+    "apply": (lambda: ledger.apply(HELD), {"effect_pkey", "job_pkey"}),
+    "seal": (lambda: ledger.seal(HELD[0]), {"effect_pkey", "job_pkey"}),
+    "adopt": (lambda: limits.adopt(QUEUE, [1, 2]), {"job_pkey"}),
+    "progress": (lambda: progress.progress([progress.Note(HELD[0], 0.5, "")]), {"job_pkey"}),
+    "state": (lambda: progress.state(1), {"progress_pkey"}),
+    "draw": (lambda: budget.draw([budget.Report(queue=QUEUE, ran=10, want=5)]), set()),
+    "sample": (lambda: depth.sample([QUEUE]), {"job_ready", "job_route", "job_due", "lane_pkey", "job_pkey"}),
+    "fold": (prune.fold, set()),
+    "prune_dedup": (lambda: named("dedup"), {"dedup_until"}),
+    "prune_effects": (lambda: named("effect"), {"effect_applied"}),
+    "prune_signals": (lambda: named("job_signal"), {"job_pkey"}),
+    "prune_attempts": (lambda: named("attempt_log"), {"job_pkey"}),
+    "prune_minutes": (lambda: named("tally_minute"), {"tally_minute_pkey"}),
+    "prune_workers": (lambda: named("worker"), set()),
+    "prune_progress": (progress.prune, {"progress_pkey"}),
+    "prune_batches": (batch.prune, {"batch_completed"}),
 }
-#: Tables that a statement may not read whole, beside jobs and lanes.
-WATCHED = {"signals": (*JOBS, "job_signal"), "prune_effects": (*JOBS, "effect")}
+#: Tables and indexes that a statement may read from end to end: cancel requests are read up to the first one, delayed
+#: jobs and counters up to a limit, in order or as they come.
+WHOLE: dict[str, set[str]] = {
+    **{name: {"job_signal"} for name in ("claim", "claim_backlog", "claim_few", "suspects", "lane_jobs")},
+    "sample": {"job_due"},
+    "fold": {"tally"},
+    # What is there for live jobs only is compared with them, every 10 s and by one worker.
+    "prune_dedup": {"dedup", "job"},
+    "prune_signals": {"job_signal", "job"},
+    "prune_attempts": {"attempt_log", "job"},
+    "prune_progress": {"progress", "job", "dead_job"},
+}
 
 FILL = """
 INSERT INTO pgqueue.job (name, queue, priority, pos, run_at, key, lease, deadline, attempt)
@@ -108,12 +140,34 @@ INSERT INTO pgqueue.effect (name, key, job_id, lease, applied_at)
 SELECT 'work', 'e' || i, i, 5, CASE WHEN i % 2 = 0 THEN now() END FROM generate_series(1, 100000) i
 """
 FILL_SIGNALS = "INSERT INTO pgqueue.job_signal (job_id) SELECT i FROM generate_series(1, 10000) i"
-REST = (FILL_LANES, FILL_DEDUP, FILL_EFFECTS, FILL_SIGNALS)
+FILL_ATTEMPTS = """
+INSERT INTO pgqueue.attempt_log (job_id, attempt, outcome, lease)
+SELECT i, 1, 'retry', 5 FROM generate_series(1, 100000) i
+"""
+FILL_PROGRESS = "INSERT INTO pgqueue.progress (job_id, lease) SELECT i, 5 FROM generate_series(1, 50000) i"
+FILL_DEAD = """
+INSERT INTO pgqueue.dead_job (id, queue, name, priority, key, attempt, lost, payload, enqueued_at, reason, blocks)
+SELECT i, 'default', 'work', 5, 'dead' || i, 1, 0, '{}', now(), 'exhausted', i % 10 = 0
+FROM generate_series(200000, 220000) i
+"""
+FILL_PERMITS = """
+INSERT INTO pgqueue.permit (queue, job_id) SELECT 'limited', i FROM generate_series(1, 50) i
+"""
+REST = (
+    FILL_LANES,
+    FILL_DEDUP,
+    FILL_EFFECTS,
+    FILL_SIGNALS,
+    FILL_ATTEMPTS,
+    FILL_PROGRESS,
+    FILL_DEAD,
+    FILL_PERMITS,
+)
 
 
-def named(statements: list[Statement[Any]], table: str) -> Statement[Any]:
-    """Return the statement that deletes from a table."""
-    return next(one for one in statements if f"DELETE FROM {table} " in one.query.text)
+def named(table: str) -> Statement[Any]:
+    """Return the chore of prune that deletes from a table."""
+    return next(one for one in prune.chores(LEDGER) if f"DELETE FROM pgqueue.{table} " in one.query.text)
 
 
 @pytest.fixture(scope="module", params=STATES)
@@ -128,7 +182,7 @@ def dsn(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
 def checked(holder: Holder, name: str, statement: Statement[Any]) -> set[str]:
     """Check the plan of a statement; return the indexes it uses."""
     plan = generic_plan(holder.connection, statement)
-    return check(plan, WATCHED.get(name, JOBS))
+    return check(plan, WHOLE.get(name, ()))
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
@@ -150,7 +204,7 @@ def test_without_its_index_the_guard_of_a_statement_fails(dsn: str, name: str, i
         holder.begin()
         drop_index(holder.connection, index)
         with pytest.raises(AssertionError):
-            assert indexes <= check(generic_plan(holder.connection, make()), WATCHED.get(name, JOBS))
+            assert indexes <= checked(holder, name, make())
         holder.rollback()
 
 
@@ -221,16 +275,20 @@ LANES: dict[str, Statement[Any]] = {
 }
 
 
-def plans_inside(holder: Holder, act: Callable[[], object]) -> set[str]:
+#: Cancel requests are read up to the first one; keys that a dead letter blocks have an index of their own.
+BESIDE_LANES = ("job_signal", "dead_job")
+
+
+def plans_inside(holder: Holder, act: Callable[[], object], whole: Collection[str] = ()) -> set[str]:
     """Run twice; check the plans of the statements inside functions; return the indexes they use."""
     used: set[str] = set()
     with nested_plans(holder.connection) as told:
         for _ in range(2):
             act()
-    plans = [p for p in told() if "pgqueue.job" in p["Query Text"] or "pgqueue.lane " in p["Query Text"]]
+    plans = told()
     assert plans
     for plan in plans:
-        used |= check(plan["Plan"], JOBS)
+        used |= check(plan["Plan"], whole)
     return used
 
 
@@ -238,7 +296,9 @@ def test_the_statements_inside_the_functions_of_lanes_go_by_their_indexes_too(ds
     if why := can_explain_functions(dsn):
         pytest.skip(why)
     with Holder(dsn) as holder:
-        used = plans_inside(holder, lambda: [holder.run(statement) for statement in LANES.values()])
+        used = plans_inside(
+            holder, lambda: [holder.run(statement) for statement in LANES.values()], BESIDE_LANES
+        )
     assert {"job_route", "job_lane", "lane_pkey", "lane_ready"} <= used
 
 
@@ -276,9 +336,41 @@ def test_without_its_index_the_guard_of_the_lanes_fails(dsn: str, index: str) ->
             (AssertionError, psycopg.errors.InvalidColumnReference, psycopg.errors.QueryCanceled)
         ):
             assert index in plans_inside(
-                holder, lambda: [holder.run(statement) for statement in LANES.values()]
+                holder, lambda: [holder.run(statement) for statement in LANES.values()], BESIDE_LANES
             )
         holder.rollback()
+
+
+LIMITED = """
+INSERT INTO pgqueue.queue (name, slots, rate_per_s, age_after_s)
+VALUES ('limited', 5, 100, NULL), ('default', NULL, NULL, 1)
+"""
+AGE = Statement(Query("age", "SELECT pgqueue.age(10)", ()), {}, nothing)
+#: Statements that are a call of a function, and the indexes that it reads.
+FUNCTIONS: dict[str, tuple[Callable[[], Statement[Any]], set[str]]] = {
+    "complete": (lambda: complete([(HELD[0], Completed())]), {"job_pkey", "effect_pkey", "progress_pkey"}),
+    "complete_wait": (lambda: complete([(HELD[0], Completed())], wait=True), {"job_pkey", "effect_pkey"}),
+    "gate": (lambda: limits.gate("limited", 5), {"job_pkey", "permit_pkey"}),
+    "gate_pass": (lambda: limits.gate_pass("limited", [1, 2]), set()),
+    "age": (lambda: AGE, {"job_ready", "job_lane", "job_pkey", "lane_ready"}),
+    "fold_batches": (batch.fold, set()),
+    "checkpoint": (lambda: progress.checkpoint(HELD[0], "{}"), {"job_pkey", "progress_pkey"}),
+    "status": (lambda: history.status(4), {"job_pkey", "dead_job_pkey", "progress_pkey"}),
+    "prune_letters": (lambda: prune.chores(LEDGER, LEDGER)[0], {"dead_job_at"}),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_statements_inside_every_other_hot_function_go_by_their_indexes(dsn: str, name: str) -> None:
+    if why := can_explain_functions(dsn):
+        pytest.skip(why)
+    make, indexes = FUNCTIONS[name]
+    with Holder(dsn) as holder:
+        holder.begin()
+        holder.connection.execute(LIMITED)
+        used = plans_inside(holder, lambda: holder.run(make()), {"batch_tally"})
+        holder.rollback()
+    assert indexes <= used
 
 
 ENQUEUE = """
@@ -299,5 +391,5 @@ def test_an_enqueue_looks_up_its_dedup_keys_by_index_on_a_connection_without_any
         plans = [plan["Plan"] for plan in told() if "pgqueue.dedup" in plan["Query Text"]]
         connection.rollback()
     for plan in plans:
-        used |= check(plan, ("dedup",))
+        used |= check(plan, ("job",))  # planned while there is none, until the first analysis
     assert "dedup_pkey" in used
