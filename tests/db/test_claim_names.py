@@ -71,10 +71,10 @@ class Desk:
         self.shelf = threads.shelf
         self.rounds = Rounds(holder.connection, Leases(1), timedelta(seconds=60), "w")
 
-    def round(self) -> int:
+    def round(self, *, called: bool = False) -> int:
         """Claim once, as the engine does; return how many jobs came."""
         intake = self.intake
-        wishes = intake.wishes()
+        wishes = intake.wishes(called=called)
         settled = intake.floors.horizon.settled
         out = self.rounds.run(Plan(results=Results(), wishes=wishes, observe=intake.floors.wants_proof()))
         got = sum(
@@ -141,6 +141,26 @@ def test_a_worker_gets_past_foreign_names_once_and_then_claims_at_a_bounded_cost
         plan = explain(holder.connection, claim(again.scope, again.starts, 1, 78, MINUTE, {QUEUE: 0}))
         assert buffers(plan) < 200
         assert floors.floor[5] > 3 * WINDOW
+
+
+def test_a_first_look_at_a_full_window_of_foreign_names_does_not_take_it_for_the_end(
+    dsn: str, conn: Connection
+) -> None:
+    """It does not tell where a window was full: no floor may pass what it has not looked at."""
+    enqueue(conn, WINDOW + 10, name="else")
+    (mine,) = enqueue(conn)
+    conn.commit()
+    last = conn.execute("SELECT last_value FROM pgqueue.pos_seq").fetchone()
+    assert last
+    with Holder(dsn) as holder:
+        desk = Desk(holder)
+        desk.intake.few = True
+        desk.intake.floors.observed(int(str(last[0])), [], 0.0)
+        assert all(wish.few for wish in desk.intake.wishes(called=True))
+        assert desk.round(called=True) == 0
+        assert desk.round() == 0
+        assert desk.round() == 1
+        assert list(desk.hand.held) == [mine]
 
 
 def test_the_sweep_gets_past_foreign_names_and_finds_what_is_behind_them(dsn: str, conn: Connection) -> None:
