@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from pgqueue import App
 from pgqueue.events import LoopRecovered
 from pgqueue.flights import Flights
+from pgqueue.loop import Wake
 from pgqueue.plan import Flight
 from pgqueue.pulse import Pulse
 from pgqueue.worker import Worker
@@ -169,6 +171,36 @@ def test_a_pause_beats_the_look_that_was_made_ready(conn: Connection, start: Sta
     conn.execute("UPDATE pgqueue.queue SET paused = false")
     conn.commit()
     eventually(lambda: len(jobs.ran) == 3)
+
+
+def test_the_look_that_was_made_ready_is_dropped_where_something_else_has_changed_in_the_same_moment(
+    conn: Connection, start: Start, fired: list[Flight], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag of the process may stand for a pause or a drain, which the look knows nothing of."""
+    jobs = Jobs()
+    worker = start(jobs.app)
+    for _ in range(2):
+        eventually(lambda: rested(worker))
+        jobs.run(conn, "plain")
+    eventually(lambda: rested(worker))
+    wait, both = Wake.wait, threading.Event()
+
+    def notified_and_raised(wake: Wake, timeout: float, *sockets: int) -> bool:
+        if both.is_set() and sockets and wake is worker._hand.wake:
+            both.clear()
+            enqueue(conn, name="plain", payload=None)
+            conn.execute("SELECT pg_notify('pgqueue_' || pgqueue.bucket('default'), '')")
+            conn.commit()
+            assert select.select(sockets, [], [], 100)[0]
+            wake.set()
+        return wait(wake, timeout, *sockets)
+
+    monkeypatch.setattr(Wake, "wait", notified_and_raised)
+    before = len(fired)
+    both.set()
+    worker._hand.wake.set()
+    eventually(lambda: len(jobs.ran) == 3)
+    assert len(fired) == before
 
 
 def test_a_lost_connection_of_an_idle_worker_is_noticed_at_once_and_jobs_are_heard_of_again(
