@@ -119,6 +119,13 @@ def _connections(rows: Sequence[Row]) -> Findings:
 
 def _holders(rows: Sequence[Row]) -> Findings:
     for kind, who, detail, age_s, age_xids in rows:
+        if kind == "hidden":
+            yield _warning(
+                "snapshots",
+                f"sessions of other roles cannot be seen ({detail}): one of them may hold an old snapshot",
+                f"GRANT pg_read_all_stats TO {who}",
+            )
+            continue
         old = age_s > OLD_SNAPSHOT_S if age_s is not None else (age_xids or 0) > OLD_SNAPSHOT_XIDS
         if old:
             since = f" for {age_s:.0f} s" if age_s is not None else ""

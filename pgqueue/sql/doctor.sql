@@ -1,22 +1,25 @@
--- Read-only looks at the database. Sessions of other roles show only to members of pg_read_all_stats.
+-- Read-only looks at the database.
 
 -- name: settings
 SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_setting('synchronous_commit'),
   current_setting('fsync'), current_setting('full_page_writes'), current_setting('max_connections')::int
     - current_setting('superuser_reserved_connections')::int - coalesce(current_setting('reserved_connections', true)::int, 0),
-  (SELECT count(*) FROM pg_catalog.pg_stat_activity a WHERE a.backend_type = 'client backend')
+  (SELECT count(*) FROM pg_catalog.pg_stat_activity a WHERE a.backend_type = 'client backend'
+     OR (a.backend_type IS NULL AND a.usesysid IS NOT NULL AND a.datname IS NOT NULL)) -- of another role, and hidden
 
 -- name: holders
--- Who keeps vacuum from cleaning up: the oldest snapshot first. Ages in transactions, times in seconds.
-SELECT h.kind, h.who, h.detail, h.age_s, h.age_xids FROM (
+-- Who keeps vacuum from cleaning up: the oldest snapshot first. Ages in transactions, times in seconds. Sessions of other roles
+-- show only to members of pg_read_all_stats: the last row counts those that are hidden.
+(SELECT h.kind, h.who, h.detail, h.age_s, h.age_xids FROM (
   SELECT 'session' AS kind, format('pid %%s', a.pid) AS who,
-    format('%%s, application %%s, role %%s%%s', coalesce(a.state, 'state unknown'), coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename,
+    format('%%s, application %%s, role %%s%%s', coalesce(nullif(a.backend_type, 'client backend'), a.state, 'state unknown'), coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename,
       CASE WHEN a.state LIKE 'idle in transaction%%' THEN format(', idle for %%s s', round(extract(epoch FROM clock_timestamp() - a.state_change)))
            WHEN a.query_start IS NOT NULL THEN format(', query running for %%s s', round(extract(epoch FROM clock_timestamp() - a.query_start))) END) AS detail,
-    extract(epoch FROM clock_timestamp() - a.xact_start)::double precision AS age_s,
+    extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::double precision AS age_s, -- walsenders do not tell the first
     greatest(age(a.backend_xmin), age(a.backend_xid))::bigint AS age_xids
   FROM pg_catalog.pg_stat_activity a
-  WHERE a.backend_type = 'client backend' AND a.pid <> pg_catalog.pg_backend_pid() AND a.datname = current_database()
+  WHERE a.backend_type <> 'autovacuum worker' AND a.leader_pid IS NULL AND a.pid <> pg_catalog.pg_backend_pid() AND a.datname = current_database()
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_replication r WHERE r.pid = a.pid AND r.state <> 'startup')
     AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
   UNION ALL
   SELECT 'prepared transaction', format('%%L', p.gid), format('owner %%s', p.owner),
@@ -28,8 +31,14 @@ SELECT h.kind, h.who, h.detail, h.age_s, h.age_xids FROM (
   FROM pg_catalog.pg_replication_slots s WHERE s.xmin IS NOT NULL
   UNION ALL
   SELECT 'standby', coalesce(nullif(r.application_name, ''), 'unnamed'), 'hot_standby_feedback', NULL, age(r.backend_xmin)::bigint
-  FROM pg_catalog.pg_stat_replication r WHERE r.backend_xmin IS NOT NULL) h
-ORDER BY h.age_xids DESC NULLS LAST, h.age_s DESC NULLS LAST LIMIT 5
+  FROM pg_catalog.pg_stat_replication r WHERE r.backend_xmin IS NOT NULL AND r.state <> 'startup') h
+ORDER BY h.age_xids DESC NULLS LAST, h.age_s DESC NULLS LAST LIMIT 5)
+UNION ALL
+SELECT 'hidden', format('%%I', current_user), count(*)::text, NULL, NULL
+FROM pg_catalog.pg_stat_activity a LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = a.pid
+WHERE a.backend_type IS NULL AND a.usesysid IS NOT NULL AND a.pid <> pg_catalog.pg_backend_pid()
+  AND (a.datname = current_database() OR r.pid IS NOT NULL)
+HAVING count(*) > 0
 
 -- name: waiting
 -- What waits, by queue and name, and whether a live worker of that queue knows the name.

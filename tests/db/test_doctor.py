@@ -98,6 +98,25 @@ def test_a_session_that_holds_a_snapshot_is_named_with_its_application(
         assert found.remedy == f"end it: SELECT pg_terminate_backend({report.info.backend_pid})"
 
 
+def test_a_session_that_speaks_the_protocol_of_replication_holds_a_snapshot_like_any_other(
+    dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subscription that copies a table for hours is one."""
+    monkeypatch.setattr("pgqueue.doctor.OLD_SNAPSHOT_S", -1.0)
+    rights = conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+    if rights != (True,):
+        pytest.skip("only a superuser may replicate")
+    wire = psycopg.pq.PGconn.connect(_conninfo(dsn).encode())
+    try:
+        for statement in (b"BEGIN ISOLATION LEVEL REPEATABLE READ", b"SELECT count(*) FROM pgqueue.job"):
+            assert not wire.exec_(statement).error_message
+        found = only(conn, "snapshots")
+        assert found.text.startswith(f"session pid {wire.backend_pid} (walsender, application reader")
+        assert "pg_terminate_backend" in found.remedy
+    finally:
+        wire.finish()
+
+
 def test_a_prepared_transaction_that_was_forgotten_is_named(
     dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,12 +16,14 @@ from pgqueue import App, migrate
 from pgqueue.cli._app import declare_types
 from pgqueue.connection import execute
 from pgqueue.declare import declare
+from pgqueue.doctor import checkup
 from pgqueue.errors import BadOption, ConfigError, MigrationRefused
 from pgqueue.migrate import Grant
 from pgqueue.schema_version import require_schema
 from pgqueue.statement import load
 from relay import Inbox, Outbox
 from tests.server import Connection, Server
+from tests.waiting import eventually
 
 OWNER_ONLY = {"migrate"}
 PRODUCERS = {"enqueue", "outbox", "inbox"}
@@ -268,3 +270,25 @@ def test_a_grant_to_a_role_that_does_not_exist_names_it_and_grants_nothing(dsn: 
 def test_a_grant_of_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadOption, match="'admin' is not one of producer, worker, relay, reader"):
         Grant(kind="admin", role="x")
+
+
+def test_a_role_that_cannot_see_the_sessions_of_others_is_told_so_by_the_doctor_with_the_grant(
+    server: Server, dsn: str, granted: Callable[[str], Connection]
+) -> None:
+    lowly = granted("worker")
+
+    def snapshots() -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = [
+            (one.level, one.remedy) for one in checkup(lowly) if one.check == "snapshots"
+        ]
+        lowly.rollback()
+        return found
+
+    eventually(lambda: snapshots() == [("ok", "")])
+    with psycopg.connect(dsn):
+        assert snapshots() == [("warning", f"GRANT pg_read_all_stats TO {server.prefix}_worker")]
+        with server.admin() as owner:
+            owner.execute(
+                sql.SQL("GRANT pg_read_all_stats TO {}").format(sql.Identifier(f"{server.prefix}_worker"))
+            )
+        assert snapshots() == [("ok", "")]
