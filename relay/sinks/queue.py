@@ -90,22 +90,27 @@ class QueueSink:
     def _hand_over(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        if self._conn is None:
-            self._conn = connect(self._dsn, autocommit=True, application_name="relay queue:")
-            self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            self._conn.read_only = False
-            self._conn.execute(
-                "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
-                " set_config('lock_timeout', %s, false)",
-                [str(STALLED_MS), str(LOCKED_MS)],
-            )
-        conn = self._conn
+        conn = self._opened()
         with conn.transaction():
             taken = set(execute(conn, Statement(_SQL["take_over"], {"ids": [e.id for e in events]}, column)))
             for jobs in self._jobs(events, taken):
                 execute(conn, Statement(_SQL["enqueue"], jobs.columns(), nothing))
             if not self._keep:
                 execute(conn, Statement(_SQL["drop_taken"], {"ids": list(taken)}, nothing))
+
+    def _opened(self) -> psycopg.Connection[Row]:
+        """Return the connection. A plan made while the outbox was empty must not read it whole when it is not."""
+        if self._conn is None:
+            self._conn = connect(self._dsn, autocommit=True, application_name="relay queue:")
+            self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            self._conn.read_only = False
+            self._conn.execute(
+                "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
+                " set_config('lock_timeout', %s, false),"
+                " set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false)",
+                [str(STALLED_MS), str(LOCKED_MS)],
+            )
+        return self._conn
 
     def _jobs(self, events: Sequence[Event], taken: Collection[int]) -> list[_Jobs]:
         """Sort the events into calls, each for one name of job, in an order that makes the jobs' ids right.

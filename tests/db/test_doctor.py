@@ -114,7 +114,11 @@ def test_a_session_that_speaks_the_protocol_of_replication_holds_a_snapshot_like
         assert found.text.startswith(f"session pid {wire.backend_pid} (walsender, application reader")
         assert "pg_terminate_backend" in found.remedy
     finally:
+        pid = wire.backend_pid
         wire.finish()
+        with psycopg.connect(dsn, autocommit=True) as other:
+            gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
+            eventually(lambda: other.execute(gone, [pid]).fetchone() == (True,))
 
 
 def test_a_prepared_transaction_that_was_forgotten_is_named(
