@@ -145,10 +145,11 @@ SELECT pg_advisory_unlock(1885827445, hashtext('alone ' || array_to_string(%(que
 -- name: reclaim
 -- Claims that a crash of the server undid, of jobs that are in hand: made again, under the leases they had. Who claimed one of
 -- them first has it; the row tells by its attempt.
-WITH l AS (
-  UPDATE pgqueue.lane l SET lease = t.lease, deadline = clock_timestamp() + %(visibility)s::interval
-  FROM unnest(%(lane_queues)s::text[], %(lane_keys)s::text[], %(places)s::bigint[], %(lane_leases)s::bigint[]) t(q, k, p, lease)
-  WHERE l.queue = t.q AND l.key = t.k AND l.pos = t.p AND l.lease = 0),
+WITH t AS MATERIALIZED (
+  SELECT o.at, t.lease FROM unnest(%(lane_queues)s::text[], %(lane_keys)s::text[], %(places)s::bigint[], %(lane_leases)s::bigint[]) t(q, k, p, lease)
+  CROSS JOIN LATERAL (SELECT l.ctid AS at FROM pgqueue.lane l WHERE l.queue = t.q AND l.key = t.k AND l.pos = t.p AND l.lease = 0 FOR NO KEY UPDATE SKIP LOCKED) o),
+l AS (
+  UPDATE pgqueue.lane l SET lease = t.lease, deadline = clock_timestamp() + %(visibility)s::interval FROM t WHERE l.ctid = t.at),
 g AS MATERIALIZED (
   SELECT o.at, x.lease, x.attempt FROM unnest(%(ids)s::bigint[], %(leases)s::bigint[], %(attempts)s::smallint[]) x(id, lease, attempt)
   CROSS JOIN LATERAL (SELECT j.ctid AS at FROM pgqueue.job j WHERE j.id = x.id AND j.lease = 0 AND j.attempt = x.attempt - 1 FOR NO KEY UPDATE SKIP LOCKED) o)

@@ -15,13 +15,14 @@ import psycopg
 import pytest
 
 from pgqueue import batch, budget, depth, history, ledger, limits, progress, prune, stray
-from pgqueue.claim import claim, claim_backlog, claim_few, horizon, keyed, suspects, suspects_alone
+from pgqueue.claim import claim, claim_backlog, claim_few, horizon, keyed, reclaim, suspects, suspects_alone
 from pgqueue.finish import Failed, ack, bury, complete, drop, release, retry, snooze, still_mine
 from pgqueue.heartbeat import heartbeat, lane_heartbeat, signals
 from pgqueue.job import Claim, Completed
 from pgqueue.lanes import LaneSize, lane_claim, lane_jobs, lane_release, lane_take, lanes_mine, route
 from pgqueue.promote import promote
 from pgqueue.pulse import LONG_AGO
+from pgqueue.shelf import LaneHold
 from pgqueue.statement import Query, Statement, nothing
 from tests.db.plans import (
     STATES,
@@ -32,7 +33,7 @@ from tests.db.plans import (
     generic_plan,
     nested_plans,
 )
-from tests.factories import EVERYTHING, MINUTE, QUEUE, Holder, buried, nodes, retried, scope
+from tests.factories import EVERYTHING, MINUTE, QUEUE, Holder, buried, claimed, nodes, retried, scope
 from tests.server import Server
 
 TABLES = ("job", "lane", "dedup", "effect", "job_signal", "attempt_log", "progress", "dead_job", "permit")
@@ -51,6 +52,10 @@ STATEMENTS: dict[str, tuple[Callable[[], Statement[Any]], set[str]]] = {
     "claim_few": (lambda: claim_few(OF, [0] * LEVELS, 100, 7, MINUTE), {"job_ready"}),
     "keyed": (lambda: keyed({QUEUE: 0, "mail": 0}), {"job_route"}),
     "suspects": (lambda: suspects(OF, [EVERYTHING] * LEVELS, 8, 7, MINUTE, low=0, high=0), {"job_ready"}),
+    "reclaim": (
+        lambda: reclaim([claimed(n) for n in range(1, 9)], [LaneHold(QUEUE, "k1", 7, 1, 1)], MINUTE),
+        {"job_pkey", "lane_pkey"},
+    ),
     "suspects_alone": (lambda: suspects_alone(OF, [EVERYTHING] * LEVELS), {"job_ready"}),
     "lane_take": (lambda: lane_take(OF, [0] * LEVELS, 25, 7, MINUTE), {"lane_ready"}),
     "lane_jobs": (lambda: lane_jobs(OF, SIZE, 7, MINUTE), {"job_lane", "lane_pkey"}),

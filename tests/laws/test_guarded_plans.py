@@ -26,7 +26,7 @@ UNGUARDED: dict[str, dict[str, str]] = {
         "relay.replay": "open show leave",
     },
     "reads no table: settings, the catalog, locks, sequences, notifications": {
-        "pgqueue.claim": "claiming",
+        "pgqueue.claim": "claiming elect resign",
         "pgqueue.finish": "nudge",
         "pgqueue.heartbeat": "idle channels",
         "pgqueue.history": "days",
@@ -39,7 +39,7 @@ UNGUARDED: dict[str, dict[str, str]] = {
         "relay.prune": "turn",
         "relay.publish": "idle",
         "relay.replay": "now",
-        "relay.wal": "level has_publication publication slot_state forget_slot slot committing",
+        "relay.wal": "level has_publication publication slot_state forget_slot slot place committing",
     },
     "inserts; what it looks up, it does in a function that is checked by itself": {
         "pgqueue.age": "age",
@@ -57,6 +57,7 @@ UNGUARDED: dict[str, dict[str, str]] = {
         "pgqueue.depth": "depth due unknown",
         "pgqueue.doctor": (
             "settings holders waiting keys fleets sequences tables indexes publications outbox schedules"
+            " batches limits slots"
         ),
         "pgqueue.jobs": "jobs show workers",
         "pgqueue.limits": "limits",
