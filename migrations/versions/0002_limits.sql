@@ -828,7 +828,7 @@ BEGIN
   FOR bid IN
     (SELECT DISTINCT t.batch_id FROM pgqueue.batch_tally t ORDER BY t.batch_id LIMIT 1000)
     UNION
-    (SELECT x.id FROM pgqueue.batch x WHERE x.retry_at <= clock_timestamp() ORDER BY x.retry_at LIMIT 100)
+    (SELECT x.id FROM pgqueue.batch x WHERE x.retry_at <= statement_timestamp() ORDER BY x.retry_at LIMIT 100)
     ORDER BY 1
   LOOP
     PERFORM FROM pgqueue.batch x WHERE x.id = bid FOR NO KEY UPDATE;
@@ -1339,6 +1339,7 @@ BEGIN
     next_at = CASE WHEN (s.expr, s.zone) = (excluded.expr, excluded.zone) THEN s.next_at END
   WHERE (s.job, s.expr, s.zone, s.payload::text, s.jitter_s, s.missed, s.cap, s.source)
     IS DISTINCT FROM (excluded.job, excluded.expr, excluded.zone, excluded.payload::text, excluded.jitter_s, excluded.missed, excluded.cap, excluded.source);
+END $$;
 
 -- The end: sections go above this line ---------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ WHERE p.schemaname = 'pgqueue' AND (p.pubname, p.tablename) <> ('pgqueue_outbox'
 -- name: slots
 -- The replication slots of relays of this database: what log and which dead rows of the catalogs they keep.
 SELECT s.slot_name, s.active, coalesce(s.wal_status, 'unknown'),
-  pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::bigint,
+  pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END, s.restart_lsn)::bigint,
   age(s.catalog_xmin)::bigint
 FROM pg_catalog.pg_replication_slots s
 WHERE s.database = current_database() AND starts_with(s.slot_name, 'pgqueue_outbox_') ORDER BY s.slot_name

@@ -200,6 +200,7 @@ def test_a_signal_to_the_whole_group_is_no_second_signal(
     conn.commit()
     parent = fleet.launch("--processes=2", "--grace=20s")
     fleet.effects.wait("start", 2)
+    eventually(lambda: parent.log.count("started queues=") == 2)  # one may run both
     os.killpg(parent.pid, number)  # as Ctrl-C and service managers do
     eventually(lambda: parent.log.count("draining") == 2)
     gate.touch()
