@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ def main() -> int:
     modes = {workloads[name].mode for name in names}
     taking_part = [name for name in dict.fromkeys([*OURS, *peers]) if modes & system_named(name).modes]
     chosen = list(dict.fromkeys(["ours", *taking_part]))
-    command = "python -m benchmarks " + " ".join(sys.argv[1:])
+    command = "python -m benchmarks " + shlex.join(sys.argv[1:])
     outcomes = []
     with started() as server:
         bench = Bench(server, chosen, say, options.parts)
