@@ -331,8 +331,9 @@ def redis_rig(redis_server: Broker) -> Iterator[BrokerRig]:
 
 
 @pytest.fixture
-def amqp_rig(rabbit_server: Broker) -> Iterator[BrokerRig]:
-    """Give the RabbitMQ sink."""
+def amqp_rig(rabbit_server: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerRig]:
+    """Give the RabbitMQ sink; a broker that stalls as a connection opens has as long as for anything else."""
+    monkeypatch.setattr("relay.sinks.amqp.CONNECT_S", ANSWER_S)
     yield from _closing(AmqpRig(rabbit_server))
 
 
