@@ -52,13 +52,16 @@ class Sweeper:
         #: When the keyed jobs of a queue are looked at from the start, and how far the look under way has come.
         self._route_at: dict[str, float] = {}
         self._route_from: dict[str, int] = {}
-        #: Whether a suspect waits for the rest to end, or runs with nothing beside it: nothing else is claimed.
-        self.alone = False
         #: Queues whose last sweep found no free slot.
         self.owed: Sequence[str] = ()
         #: On which connection this process was elected, since when it empties its hand, until when it does not stand.
         self._elected_on: object = None
         self._alone_since = self._rests_until = 0.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether a suspect waits for the rest to end, or runs with nothing beside it: nothing else is claimed."""
+        return self._elected_on is not None
 
     def sweep(self, queues: Sequence[str]) -> int:
         """Look at these queues from the start; return how many jobs were taken."""
@@ -152,4 +155,3 @@ class Sweeper:
                 p.send(resign(queues))
             elected = False
         self._elected_on = connection if elected else None
-        self.alone = elected

@@ -131,10 +131,10 @@ def test_hostile_settings_of_the_database_harm_nobody(fleet: Fleet, conn: Connec
 
 
 @pytest.fixture
-def own(fleet: Fleet) -> Iterator[Embedded]:
-    """Give a server that may be killed; the fleet works on it."""
+def own(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Embedded]:
+    """Give a server that may be killed, with the settings of the parameter if there are some; the fleet works on it."""
     try:
-        server = Embedded(settings=FAST)
+        server = Embedded(settings=FAST | getattr(request, "param", {}))
         server.start()
     except EmbeddedUnavailable as error:
         pytest.skip(f"server: {error}")
@@ -165,32 +165,25 @@ def test_every_job_ends_though_postgres_crashes_under_load(fleet: Fleet, own: Em
         assert worker.stop() == 0
 
 
+@pytest.mark.parametrize("own", [{"wal_writer_delay": "10s"}], indirect=True, ids=["slow log writer"])
 def test_a_job_in_hand_is_not_begun_again_where_a_crash_of_postgres_undid_its_claim(
-    fleet: Fleet, tmp_path: Path
+    fleet: Fleet, own: Embedded
 ) -> None:
     """A claim is committed without waiting for the disk: its worker makes it again before it claims anything else."""
     gate = fleet.gate("open")
-    try:
-        server = Embedded(settings=FAST | {"wal_writer_delay": "10s"})
-        server.start()
-    except EmbeddedUnavailable as error:
-        pytest.skip(f"server: {error}")
-    with server:
-        fleet.dsn = server.dsn()
-        upgrade(fleet.dsn)
-        fleet.start("--concurrency=16")
-        for n in range(1, 6):
-            with psycopg.connect(fleet.dsn) as conn:
-                every.work.enqueue(conn, Work(n=n, gate=str(gate)))
-            eventually(lambda n=n: n in fleet.effects.ns("start"), look=0.001)  # type: ignore[misc]
-            server.restart(immediate=True)
+    fleet.start("--concurrency=16")
+    for n in range(1, 6):
         with psycopg.connect(fleet.dsn) as conn:
-            every.work.enqueue(conn, Work(n=6))
-            conn.commit()
-            fleet.effects.wait("end")
-            gate.touch()
-            eventually(lambda: count(conn, JOBS) == 0)
-            assert count(conn, ACKED) == 6
+            every.work.enqueue(conn, Work(n=n, gate=str(gate)))
+        eventually(lambda n=n: n in fleet.effects.ns("start"), look=0.001)  # type: ignore[misc]
+        own.restart(immediate=True)
+    with psycopg.connect(fleet.dsn) as conn:
+        every.work.enqueue(conn, Work(n=6))
+        conn.commit()
+        fleet.effects.wait("end")
+        gate.touch()
+        eventually(lambda: count(conn, JOBS) == 0)
+        assert count(conn, ACKED) == 6
     assert fleet.effects.ns("start") == [1, 2, 3, 4, 5, 6]
 
 
